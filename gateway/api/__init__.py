@@ -1,0 +1,1 @@
+"""Faces: they translate and authorise, nothing else. They do not know each other."""

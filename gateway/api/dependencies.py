@@ -1,0 +1,70 @@
+"""What routes ask for by type: the manager, the kernel of the path, a JSON body; and how errors are documented."""
+
+from typing import Annotated, Any
+
+from fastapi import Depends, Request, WebSocket
+
+from gateway.api import problems
+from gateway.api.schemas import Problem
+from gateway.errors import GatewayError, UnsupportedMediaType
+from gateway.kernels.execution import Execution
+from gateway.kernels.kernel import Kernel
+from gateway.kernels.manager import KernelManager
+
+
+def get_manager(request: Request) -> KernelManager:
+    manager: KernelManager = request.app.state.manager
+    return manager
+
+
+Manager = Annotated[KernelManager, Depends(get_manager)]
+
+
+def get_kernel(kernel_id: str, manager: Manager) -> Kernel:
+    return manager.get(kernel_id)
+
+
+TheKernel = Annotated[Kernel, Depends(get_kernel)]
+
+
+def get_execution(execution_id: str, kernel: TheKernel) -> Execution:
+    return kernel.cells.get(execution_id)
+
+
+TheExecution = Annotated[Execution, Depends(get_execution)]
+
+
+def socket_kernel(socket: WebSocket, kernel_id: str) -> Kernel:
+    """The kernel of a WebSocket's path; raises `KernelNotFound`."""
+    manager: KernelManager = socket.app.state.manager
+    return manager.get(kernel_id)
+
+
+async def require_json(request: Request) -> None:
+    """A body has to say that it is JSON: a web page can't send that without a preflight (RFC 9110 section 8.3)."""
+    declared = request.headers.get("content-type", "")
+    has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+    if has_body and declared.partition(";")[0].strip().lower() not in ("application/json", ""):
+        raise UnsupportedMediaType(f"This route takes application/json, not {declared[:80]!r}.")
+
+
+def problems_of(*errors: type[GatewayError]) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI responses for the errors a route may answer with, several under one status joined."""
+    found: dict[int | str, dict[str, Any]] = {}
+    for error in errors:
+        title = (error.__doc__ or "").strip()
+        example = {
+            "type": f"urn:cellgate:error:{error.code}",
+            "title": title,
+            "status": error.status,
+            "code": error.code,
+            "detail": f"{title}.",
+            "retryable": error.retryable,
+        }
+        entry = found.setdefault(
+            error.status,
+            {"model": Problem, "description": "", "content": {problems.MEDIA_TYPE: {"examples": {}}}},
+        )
+        entry["description"] = f"{entry['description']}; {title}".lstrip("; ")
+        entry["content"][problems.MEDIA_TYPE]["examples"][error.code] = {"value": example}
+    return found

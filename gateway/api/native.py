@@ -1,0 +1,123 @@
+"""The native API's kernel routes: what runs, start it, interrupt it, end it."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Depends, Request, Response
+from fastapi.responses import StreamingResponse
+
+from gateway.api import streams
+from gateway.api.dependencies import Manager, TheKernel, problems_of, require_json
+from gateway.api.schemas import (
+    Interrupted,
+    KernelCreate,
+    KernelDocument,
+    KernelList,
+    KernelSpecDocument,
+    KernelSpecList,
+)
+from gateway.errors import (
+    EngineUnavailable,
+    ImageMissing,
+    KernelDead,
+    KernelNotFound,
+    LimitExceeded,
+    SpecNotFound,
+    StartFailed,
+    StartTimeout,
+    TooManyKernels,
+)
+from gateway.kernels.manager import CreateRequest
+
+router = APIRouter(prefix="/v1", tags=["kernels"])
+
+_EXAMPLES: dict[str, Any] = {
+    "default": {"summary": "The default spec with its limits", "value": {}},
+    "chosen": {
+        "summary": "More memory, a variable and a label",
+        "value": {"spec": "python3", "limits": {"memory": "2g", "cpus": 2}, "env": {"STAGE": "demo"}, "label": "sales report"},
+    },
+}
+
+
+@router.get("/kernelspecs", summary="What can be started")
+async def list_kernelspecs(manager: Manager) -> KernelSpecList:
+    specs = [KernelSpecDocument.of(name, spec) for name, spec in manager.specs().items()]
+    return KernelSpecList(default=manager.default_spec, kernelspecs=specs)
+
+
+@router.get("/kernels", summary="The kernels there are")
+async def list_kernels(manager: Manager) -> KernelList:
+    return KernelList(kernels=[KernelDocument.of(kernel) for kernel in manager.list()])
+
+
+@router.post(
+    "/kernels",
+    status_code=201,
+    summary="Start a kernel",
+    description="Answers once the kernel answers, or with the reason why it does not and the last lines of its log.",
+    responses=problems_of(
+        SpecNotFound, LimitExceeded, TooManyKernels, StartFailed, StartTimeout, EngineUnavailable, ImageMissing
+    ),
+    dependencies=[Depends(require_json)],
+)
+async def create_kernel(
+    manager: Manager,
+    response: Response,
+    body: Annotated[KernelCreate, Body(openapi_examples=_EXAMPLES)] | None = None,
+) -> KernelDocument:
+    wanted = body or KernelCreate()
+    limits = wanted.limits
+    kernel = await manager.create(
+        CreateRequest(
+            spec=wanted.spec, memory=limits.memory, cpus=limits.cpus, pids=limits.pids, env=wanted.env, label=wanted.label
+        )
+    )
+    response.headers["Location"] = f"/v1/kernels/{kernel.id}"
+    return KernelDocument.of(kernel)
+
+
+@router.get("/kernels/{kernel_id}", responses=problems_of(KernelNotFound), summary="One kernel")
+async def get_kernel(kernel: TheKernel) -> KernelDocument:
+    return KernelDocument.of(kernel)
+
+
+@router.delete(
+    "/kernels/{kernel_id}",
+    status_code=204,
+    responses=problems_of(KernelNotFound),
+    summary="End a kernel and remove its sandbox",
+)
+async def delete_kernel(kernel_id: str, manager: Manager) -> None:
+    await manager.delete(kernel_id)
+
+
+@router.post(
+    "/kernels/{kernel_id}/interrupt",
+    status_code=202,
+    responses=problems_of(KernelNotFound, KernelDead),
+    summary="Interrupt the running cell",
+)
+async def interrupt_kernel(kernel: TheKernel) -> Interrupted:
+    execution = await kernel.interrupt()
+    return Interrupted(execution_id=execution.id if execution else None)
+
+
+@router.post(
+    "/kernels/{kernel_id}/restart",
+    responses=problems_of(KernelNotFound, KernelDead, StartFailed, StartTimeout),
+    summary="A new process in the same sandbox: id and files stay",
+)
+async def restart_kernel(kernel: TheKernel) -> KernelDocument:
+    await kernel.restart()
+    return KernelDocument.of(kernel)
+
+
+@router.get(
+    "/kernels/{kernel_id}/events",
+    responses={200: {"content": streams.EVENT_CONTENT, "description": "Events, to follow"}, **problems_of(KernelNotFound)},
+    response_class=Response,
+    summary="The kernel's own events: state changes, and output that came outside of any cell",
+)
+async def follow_kernel(kernel: TheKernel, request: Request, after: int = 0) -> StreamingResponse:
+    form = streams.chosen(request.headers.get("accept"), default="jsonl")
+    return streams.respond(kernel.log, form if form != "json" else "jsonl", after)

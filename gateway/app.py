@@ -1,0 +1,201 @@
+"""The composition root: the one module that knows every room, and ties them together for one Settings.
+
+`create_app` gives the ASGI application (its lifespan owns engine, manager and all kernels); `serve` runs it until a signal;
+`serving` runs it in a thread for as long as a block lasts.
+"""
+
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import anyio
+import structlog
+import uvicorn
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from starlette.types import ASGIApp
+
+from gateway import __version__, telemetry
+from gateway.api import execute, files, health, native, problems, socket
+from gateway.api.auth import TokenCheck, check_bind, load_token
+from gateway.api.guard import Guard
+from gateway.errors import ConfigurationError, GatewayError
+from gateway.kernels.manager import KernelManager
+from gateway.sandboxes.base import SandboxEngine
+from gateway.sandboxes.docker import DockerEngine
+from gateway.settings import Settings
+
+log = structlog.get_logger()
+
+DESCRIPTION = "Stateful Jupyter kernels in locked-down sandboxes. Conventions, events and errors: docs/native-api.md."
+
+
+def create_app(settings: Settings, engine: SandboxEngine | None = None) -> FastAPI:
+    """The application; `engine` None means Docker as the settings say."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        try:
+            chosen = engine or DockerEngine(settings, gateway_id(settings.state_dir))
+            await _ready(chosen)
+        except GatewayError as error:
+            app.state.startup_error = error
+            raise
+        manager = app.state.manager = KernelManager(settings, chosen)
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(manager.run)
+            try:
+                yield
+            finally:
+                with anyio.move_on_after(settings.kernels.shutdown_timeout, shield=True):
+                    await manager.stop_all()
+                tasks.cancel_scope.cancel()
+        await chosen.aclose()
+
+    app = FastAPI(
+        title="Cellgate", version=__version__, description=DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None
+    )
+    for room in (health, native, execute, files, socket):
+        app.include_router(room.router)
+    problems.install(app)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def guarded(app: FastAPI, settings: Settings) -> ASGIApp:
+    """The app behind its one door; raises `ConfigurationError`."""
+    check_bind(settings)
+    if settings.auth == "none":
+        log.warning("no_token_needed", text="Anyone on this machine who reaches the port may run code.")
+        return Guard(app, settings.server, lambda _header: True)
+    return Guard(app, settings.server, TokenCheck(load_token(settings).value))
+
+
+async def _ready(engine: SandboxEngine) -> None:
+    """Refuses to start where no kernel could be started, with all reasons at once."""
+    report = await engine.check()
+    if report.problems:
+        text = " ".join(f"{finding.subject}: {finding.text} {finding.remedy}" for finding in report.problems)
+        raise ConfigurationError(f"The {report.engine} engine can't run kernels. {text}")
+    for finding in report.findings:
+        if finding.level == "warning":
+            log.warning("engine_warning", subject=finding.subject, text=f"{finding.text} {finding.remedy}")
+    removed = await engine.sweep()
+    if removed:
+        log.info("sandboxes_swept", removed=removed)
+
+
+def gateway_id(state_dir: Path) -> str:
+    """The identity that sandboxes are labelled with: made once per state directory."""
+    path = state_dir / "gateway-id"
+    try:
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not path.exists():
+            path.write_text(str(uuid4()))
+        return path.read_text().strip()
+    except OSError as error:
+        raise ConfigurationError(f"The state directory {state_dir} can't be used ({error.strerror}).") from None
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's document, plus what it can't see: the bearer token and the events of streamed answers."""
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        components = document.setdefault("components", {})
+        components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        for model in execute.EXTRA_SCHEMAS:
+            schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+            components["schemas"].setdefault(model.__name__, schema)
+        document["security"] = [{"token": []}]
+        app.openapi_schema = document
+    return app.openapi_schema
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn's server that says where it listens once it does."""
+
+    on_ready: Callable[[str], None] = staticmethod(lambda _url: None)
+
+    async def startup(self, sockets: list[Any] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and not self.should_exit:
+            port = self.servers[0].sockets[0].getsockname()[1]
+            host = self.config.host
+            self.on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+
+
+def _server(app: FastAPI, settings: Settings) -> _Server:
+    options = settings.server
+    config = uvicorn.Config(
+        guarded(app, settings),
+        host=options.host,
+        port=options.port,
+        lifespan="on",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        ws_max_size=options.ws_max_message,
+        ws_ping_interval=options.ws_ping_interval,
+        ws_ping_timeout=options.ws_ping_interval,
+        ws_per_message_deflate=False,
+        timeout_graceful_shutdown=int(options.shutdown_grace),
+    )
+    return _Server(config)
+
+
+def serve(settings: Settings, on_ready: Callable[[str], None]) -> None:
+    """Runs until SIGINT or SIGTERM; `on_ready` gets the URL. Raises `GatewayError` when it can't start."""
+    telemetry.configure(settings.log_level, settings.log_format)
+    _run(settings, on_ready, lambda _server: None)
+
+
+def _run(settings: Settings, on_ready: Callable[[str], None], on_server: Callable[[_Server], None]) -> None:
+    app = create_app(settings)
+    server = _server(app, settings)
+    server.on_ready = on_ready
+    on_server(server)
+    try:
+        server.run()
+    except SystemExit:
+        raise ConfigurationError(
+            f"The gateway can't listen on {settings.server.host}:{settings.server.port}. Is another one running? Choose another --port."
+        ) from None
+    error = getattr(app.state, "startup_error", None)
+    if error is not None:
+        raise error
+
+
+@contextlib.contextmanager
+def serving(settings: Settings) -> Iterator[str]:
+    """A gateway in a thread of this process; yields its URL, and stops it at the end. Raises what `serve` raises."""
+    ready = threading.Event()
+    found: dict[str, Any] = {}
+
+    def on_ready(url: str) -> None:
+        found["url"] = url
+        ready.set()
+
+    def run() -> None:
+        try:
+            _run(settings, on_ready, lambda server: found.update(server=server))
+        except GatewayError as error:
+            found["error"] = error
+        finally:
+            ready.set()
+
+    thread = threading.Thread(target=run, name="gateway", daemon=True)
+    thread.start()
+    try:
+        ready.wait()
+        if "error" in found:
+            raise found["error"]
+        yield found["url"]
+    finally:
+        if "server" in found:
+            found["server"].should_exit = True
+        thread.join(settings.kernels.shutdown_timeout + settings.server.shutdown_grace + 5)

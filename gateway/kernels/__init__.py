@@ -1,0 +1,1 @@
+"""What runs: kernels, their executions, and the one who keeps them."""

@@ -1,0 +1,58 @@
+"""Why a kernel ended, in words for people and a code for programs: pure functions from what was observed.
+
+A cause is a dict with `code`, `message` (what happened, what survived, what to do) and facts. It stands in the kernel's document
+and in the `ended` event of every execution that the end has cut off.
+"""
+
+from typing import Any
+
+from gateway.sandboxes.base import SandboxExit
+from gateway.settings import MIB
+
+_RESTART = "Its files are still there: restart the kernel to go on with them; variables are lost."
+_NEW = "Its variables and files are lost: create a new kernel."
+_SANDBOX_CODES = {
+    3: ("lifetime", "The sandbox reached its lifetime."),
+    4: ("silence", "The sandbox ended itself because no gateway had spoken to it."),
+    5: ("link_lost", "The sandbox ended itself because its link to the gateway broke."),
+}
+
+
+def from_process(exit_info: dict[str, Any]) -> dict[str, Any]:
+    """A `kernel_exit` event of the supervisor -> cause. The numbers come from the sandbox: facts only as far as it is honest."""
+    code, signal, kills = exit_info.get("code"), exit_info.get("signal"), exit_info.get("oom_kills")
+    facts = {"exit_code": code, "signal": signal, "log": str(exit_info.get("log") or "")[-4000:]}
+    if signal == "SIGKILL" and isinstance(kills, int) and kills > 0:
+        peak, limit = exit_info.get("memory_peak"), exit_info.get("memory_limit")
+        text = "The kernel was killed because its memory was used up"
+        if isinstance(peak, int) and isinstance(limit, int):
+            text += f" (peak {peak / MIB:.0f} MiB, limit {limit / MIB:.0f} MiB)"
+        text += f". {_RESTART} Load less at once, or ask for more memory when creating the kernel."
+        return {"code": "out_of_memory", "message": text, "memory_peak": peak, "memory_limit": limit, **facts}
+    if signal:
+        return {"code": "signal", "message": f"The kernel process was ended by {signal}. {_RESTART}", **facts}
+    return {"code": "exit", "message": f"The kernel process ended by itself with exit code {code}. {_RESTART}", **facts}
+
+
+def from_sandbox(end: SandboxExit) -> dict[str, Any]:
+    """The end of the whole box -> cause."""
+    if end.removed:
+        return {"code": "sandbox_removed", "message": f"The sandbox was removed from outside the gateway. {_NEW}"}
+    if end.oom_killed:
+        return {"code": "out_of_memory", "message": f"The sandbox was ended because its memory was used up. {_NEW}"}
+    if end.code in _SANDBOX_CODES:
+        code, text = _SANDBOX_CODES[end.code]
+        return {"code": code, "message": f"{text} {_NEW}"}
+    return {"code": "sandbox_ended", "message": f"The sandbox ended with exit code {end.code}. {_NEW}", "exit_code": end.code}
+
+
+def plain(code: str, message: str) -> dict[str, Any]:
+    return {"code": code, "message": message}
+
+
+UNREACHABLE = plain("sandbox_unreachable", f"The sandbox stopped answering and was ended. {_NEW}")
+DELETED = plain("kernel_deleted", "The kernel was deleted.")
+RESTARTED = plain("kernel_restarted", "The kernel was restarted; its variables are lost, its files are kept.")
+GATEWAY_STOPPED = plain("gateway_stopped", "The gateway was stopped.")
+ENGINE_GONE = plain("engine_unavailable", f"The sandbox's link broke and its engine does not answer. {_NEW}")
+INTERNAL = plain("internal_error", f"The gateway lost control of this kernel by a fault of its own. {_NEW}")

@@ -1,0 +1,268 @@
+"""The cells of one kernel: a bounded FIFO queue, one cell in the kernel at a time, and the routing of what comes back.
+
+A cell is complete when both its ``execute_reply`` and the ``idle`` whose parent it is were seen; their order is not fixed
+(https://jupyter-client.readthedocs.io/en/stable/messaging.html#request-reply). Output whose parent is an earlier cell is
+background output and goes to the kernel's own log. Everything else from unknown parents is counted and dropped.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from gateway.errors import ExecutionNotFound, NotWaitingForInput, QueueFull
+from gateway.kernels.client import KernelClient
+from gateway.kernels.execution import Cause, CellRequest, Execution
+from gateway.protocol.events import EndStatus, Payload
+from gateway.protocol.messages import BadMessage, RawMessage
+from gateway.protocol.outputs import to_payload
+from gateway.settings import KernelSettings
+from gateway.supervisor.frames import Channel
+
+Outputs = list[tuple[Payload, int]]
+_KEPT_EXECUTIONS = 512
+
+
+class Cells:
+    """`on_change` is called after a cell has entered or left the kernel; `on_background` gets late output and its size."""
+
+    def __init__(
+        self,
+        kernel_id: str,
+        settings: KernelSettings,
+        on_change: Callable[[], None],
+        on_background: Callable[[Payload, str, int], None],
+    ) -> None:
+        self.current: Execution | None = None
+        self.held = False
+        """True while no cell may be handed to the kernel: an interrupt is on its way, or there is no kernel."""
+        self.dropped = 0
+        self.execution_count = 0
+        self._kernel_id = kernel_id
+        self._settings = settings
+        self._on_change = on_change
+        self._on_background = on_background
+        self._client: KernelClient | None = None
+        self._queue: deque[Execution] = deque()
+        self._executions: OrderedDict[str, Execution] = OrderedDict()
+        self._by_msg_id: dict[str, Execution] = {}
+        self._kept_bytes = 0
+
+    @property
+    def queue_length(self) -> int:
+        return len(self._queue)
+
+    def attach(self, client: KernelClient | None) -> None:
+        """Another kernel process (or none) is there to be talked to."""
+        self._client = client
+        self.held = client is None
+        self.execution_count = 0
+        self._by_msg_id.clear()
+
+    def submit(self, request: CellRequest) -> Execution:
+        """Queues a cell, or hands it to an idle kernel at once; raises `QueueFull`."""
+        if len(self._queue) >= self._settings.max_queue:
+            raise QueueFull(
+                f"{len(self._queue)} cells wait for this kernel already, which is the limit. Wait for one to end, or cancel some.",
+                limit=self._settings.max_queue,
+                kernel_id=self._kernel_id,
+            )
+        execution = Execution(self._kernel_id, request, self._settings.max_output)
+        self._executions[execution.id] = execution
+        position = len(self._queue) + (self.current is not None)
+        self._queue.append(execution)
+        execution.tell(Payload("queued", {"position": position}))
+        self.pump()
+        return execution
+
+    def pump(self) -> None:
+        """Hands the next cell to the kernel if there is one and the kernel is free."""
+        if self.current is not None or self.held or self._client is None or not self._queue:
+            return
+        execution = self._queue.popleft()
+        request = execution.request
+        self.current = execution
+        content = {
+            "code": request.code,
+            "silent": request.silent,
+            "store_history": request.store_history and not request.silent,
+            "user_expressions": {},
+            "allow_stdin": request.allow_stdin,
+            "stop_on_error": request.stop_on_error,
+        }
+        msg_id = self._client.send(Channel.SHELL, "execute_request", content)
+        execution.sent(msg_id)
+        self._by_msg_id[msg_id] = execution
+        for position, waiting in enumerate(self._queue):
+            waiting.tell(Payload("queued", {"position": position + 1}))
+        self._on_change()
+
+    def get(self, execution_id: str) -> Execution:
+        try:
+            return self._executions[execution_id]
+        except KeyError:
+            raise ExecutionNotFound(
+                f"This kernel knows no execution '{execution_id}'; old ones are forgotten when there are many.",
+                kernel_id=self._kernel_id,
+            ) from None
+
+    def answer(self, execution: Execution, value: str) -> None:
+        """Answers the execution's input_request; raises `NotWaitingForInput`."""
+        header = execution.input_request
+        if header is None or self._client is None:
+            raise NotWaitingForInput(
+                "This execution has asked no question, or it has been answered.", kernel_id=self._kernel_id
+            )
+        execution.input_request = None
+        self._client.send(Channel.STDIN, "input_reply", {"value": value, "status": "ok"}, parent=header)
+
+    def withdraw(self, execution: Execution) -> bool:
+        """Takes a queued cell out of the queue; False when it is not waiting there."""
+        try:
+            self._queue.remove(execution)
+        except ValueError:
+            return False
+        self._finish(execution, "cancelled", {"code": "cancelled", "message": "Cancelled before it ran."})
+        return True
+
+    # what comes back
+
+    def take(self, messages: Iterable[RawMessage]) -> None:
+        """Messages of one read, in order."""
+        outputs: Outputs = []
+        for message in messages:
+            try:
+                self._route(message, outputs)
+            except BadMessage as error:
+                if self._client is not None:
+                    self._client.count_bad(str(error))
+        self._flush(outputs)
+
+    def _route(self, message: RawMessage, outputs: Outputs) -> None:
+        execution = self._by_msg_id.get(message.parent_id or "")
+        if execution is None:
+            self.dropped += 1
+        elif message.channel == "iopub":
+            self._iopub(execution, message, outputs)
+        elif message.channel == "shell" and message.msg_type == "execute_reply":
+            if execution is self.current and execution.reply is None:
+                execution.reply = message.content()
+                self._complete(execution, outputs)
+        elif message.channel == "stdin" and message.msg_type == "input_request":
+            self._ask(execution, message, outputs)
+
+    def _iopub(self, execution: Execution, message: RawMessage, outputs: Outputs) -> None:
+        kind = message.msg_type
+        if kind == "status":
+            if execution is self.current and message.content().get("execution_state") == "idle":
+                execution.idle_seen = True
+                self._complete(execution, outputs)
+        elif kind == "execute_input":
+            count = message.content().get("execution_count")
+            execution.announce_start(count if isinstance(count, int) else None)
+        elif payload := to_payload(kind, message.content()):
+            size = len(message.signed[3])
+            if execution is self.current:
+                outputs.append((payload, size))
+            else:
+                self._on_background(payload, execution.id, size)
+
+    def _ask(self, execution: Execution, message: RawMessage, outputs: Outputs) -> None:
+        if execution is not self.current or not execution.request.allow_stdin:
+            self.dropped += 1
+            return
+        payload = to_payload("input_request", message.content())
+        assert payload is not None
+        self._flush(outputs)
+        execution.input_request = message.header
+        execution.announce_start(None)
+        execution.tell(payload)
+
+    def oversize(self, parent_id: str | None, size: int) -> None:
+        """An output was too large for the link; its cell is told at its end."""
+        if self.current is not None and self.current.msg_id == parent_id:
+            self.current.leave_out(size)
+        else:
+            self.dropped += 1
+
+    def _flush(self, outputs: Outputs) -> None:
+        if outputs and self.current is not None:
+            self.current.produce(outputs)
+        outputs.clear()
+
+    def _complete(self, execution: Execution, outputs: Outputs) -> None:
+        reply = execution.reply
+        if reply is None or not execution.idle_seen:
+            return
+        self._flush(outputs)
+        count = reply.get("execution_count")
+        if isinstance(count, int):
+            execution.execution_count = self.execution_count = count
+        status, cause = _outcome(execution, reply)
+        self._finish(execution, status, cause)
+        if status != "ok" and execution.request.stop_on_error:
+            self._abort_queue(execution)
+        self.current = None
+        self._on_change()
+        self.pump()
+
+    # ends
+
+    def _abort_queue(self, failed: Execution) -> None:
+        while self._queue:
+            cause = {
+                "code": "previous_cell_failed",
+                "message": "A cell that was to run before this one failed, and it asked to stop on error.",
+                "execution_id": failed.id,
+            }
+            self._finish(self._queue.popleft(), "aborted", cause)
+
+    def end_all(self, status: EndStatus, cause: Cause, variables: str = "lost") -> None:
+        """The kernel is gone: the running cell ends with `status`, those behind it as aborted, all with the cause."""
+        current, self.current = self.current, None
+        self.held = True
+        if current is not None:
+            if current.timed_out:
+                cause = {**timeout_cause(current), "after": cause}
+                status = "timeout"
+            self._finish(current, status, cause, variables, "dead")
+        while self._queue:
+            self._finish(self._queue.popleft(), "aborted", cause, variables, "dead")
+
+    def _finish(
+        self, execution: Execution, status: EndStatus, cause: Cause | None, variables: str = "kept", state: str | None = None
+    ) -> None:
+        execution.finish(status, cause, state or ("busy" if self._queue else "idle"), variables)
+        self._kept_bytes += execution.output_size
+        limit = self._settings.max_kept_output
+        while (self._kept_bytes > limit or len(self._executions) > _KEPT_EXECUTIONS) and len(self._executions) > 1:
+            oldest = next(iter(self._executions.values()))
+            if not oldest.ended or oldest is execution:
+                break
+            del self._executions[oldest.id]
+            self._by_msg_id.pop(oldest.msg_id or "", None)
+            self._kept_bytes -= oldest.output_size
+
+
+def timeout_cause(execution: Execution) -> Cause:
+    return {
+        "code": "cell_timeout",
+        "message": f"The cell ran longer than its timeout of {execution.request.timeout:g} s.",
+        "timeout": execution.request.timeout,
+        "step": execution.last_step,
+    }
+
+
+def _outcome(execution: Execution, reply: dict[str, Any]) -> tuple[EndStatus, Cause | None]:
+    """What the reply means, given what the gateway has done to the cell meanwhile."""
+    status = reply.get("status")
+    if status == "ok" and not execution.timed_out:
+        return "ok", None
+    if execution.timed_out:
+        return "timeout", timeout_cause(execution)
+    if execution.cancelled:
+        return "cancelled", {"code": "cancelled", "message": "Cancelled while it ran.", "step": execution.last_step}
+    if status == "aborted":
+        return "aborted", {"code": "aborted_by_kernel", "message": "The kernel did not run the cell."}
+    name, value = str(reply.get("ename", "")), str(reply.get("evalue", ""))[:1000]
+    code = "interrupted" if execution.interrupted and name == "KeyboardInterrupt" else "exception"
+    return "error", {"code": code, "message": f"{name}: {value}" if value else name}

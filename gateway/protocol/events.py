@@ -1,0 +1,90 @@
+"""The events of an execution, and the numbered log that keeps them.
+
+An `Event` is what happened, as plain data; its number and time are given by the `EventLog` that it is appended to, and it
+is encoded as JSON at most once however many clients read it. docs/native-api.md lists the types and their members.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import orjson
+
+EventType = Literal[
+    "queued",
+    "started",
+    "stream",
+    "display",
+    "update_display",
+    "clear_output",
+    "result",
+    "error",
+    "input_request",
+    "interrupt",
+    "truncated",
+    "gap",
+    "warning",
+    "state",
+    "ended",
+]
+EndStatus = Literal["ok", "error", "aborted", "timeout", "died", "cancelled"]
+
+OUTPUT_TYPES = frozenset({"stream", "display", "update_display", "clear_output", "result", "error"})
+"""The types that come from what the code emits; the output budget counts these alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """An event before it has a place in a log: its type and the members of that type, JSON values all."""
+
+    type: EventType
+    members: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Event:
+    """One numbered event. `seq` counts from 1 within its log; `time` is RFC 3339 with six digits and Z."""
+
+    seq: int
+    type: EventType
+    time: str
+    execution_id: str | None
+    members: dict[str, Any] = field(repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "seq": self.seq,
+            "type": self.type,
+            "time": self.time,
+            "execution_id": self.execution_id,
+            **self.members,
+        }
+
+    @cached_property
+    def json(self) -> bytes:
+        """The event as one line of JSON, without a newline."""
+        return orjson.dumps(self.to_dict())
+
+
+def merge_streams(payloads: list[Payload]) -> list[Payload]:
+    """Join neighbouring stream payloads of the same name, keeping order: a burst of prints becomes one event."""
+    merged: list[Payload] = []
+    texts: list[str] = []
+    name = ""
+
+    def flush() -> None:
+        if texts:
+            merged.append(Payload("stream", {"name": name, "text": "".join(texts)}))
+            texts.clear()
+
+    for payload in payloads:
+        if payload.type != "stream":
+            flush()
+            merged.append(payload)
+            continue
+        if payload.members["name"] != name:
+            flush()
+            name = payload.members["name"]
+        texts.append(payload.members["text"])
+    flush()
+    return merged

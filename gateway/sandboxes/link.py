@@ -1,0 +1,291 @@
+"""The gateway's end of a link: bounded reading of what a sandbox sends, numbered frames, commands with replies.
+
+A `Link` belongs to one sandbox and outlives its connections: when the stream breaks, the supervisor dials again, says what it
+has received, and both ends send again what the other lacks. The first greeting is answered with a secret, so that a cell, which
+runs only later, can't pose as the supervisor. Frames are handed on in the read callback itself: between the socket and the log of
+an execution there is no queue and no task switch. Whatever breaks the protocol ends the connection, never the gateway.
+"""
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from itertools import count
+from typing import Any, cast
+
+import anyio
+import structlog
+
+from gateway.errors import GatewayError, SandboxTimeout
+from gateway.settings import LinkSettings
+from gateway.supervisor import frames
+from gateway.supervisor.frames import Channel, Decoder, Frame, FrameError, Kind
+
+log = structlog.get_logger()
+
+OnFrames = Callable[[list[Frame]], None]
+
+
+class LinkClosed(GatewayError):
+    """The sandbox is gone"""
+
+    code, status, ws_close, retryable = "sandbox_gone", 409, 4409, False
+
+
+class CommandFailed(Exception):
+    """The supervisor refused a command: its `code` and text, both from the sandbox and so not to be trusted."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Link:
+    """One sandbox's stream. `on_frames` gets the numbered frames (MESSAGE, OVERSIZE, EVENT), each once, in order."""
+
+    def __init__(self, settings: LinkSettings, on_frames: OnFrames, lifetime: float, silence: float) -> None:
+        self.settings = settings
+        self.last_heard = time.monotonic()
+        self.bad_frames = 0
+        self.lost = anyio.Event()
+        """Set when the stream broke; a new Event once it is back."""
+        self.connected = anyio.Event()
+        self._on_frames = on_frames
+        self._limits = {"lifetime": lifetime, "silence": silence}
+        self._secret = ""
+        self._transport: asyncio.WriteTransport | None = None
+        self._received = 0
+        self._sent = 0
+        self._unacknowledged: deque[tuple[int, bytes]] = deque()
+        self._ids = count(1)
+        self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._streams: dict[int, Callable[[Frame], None]] = {}
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._closed = False
+
+    # what a connection calls
+
+    def greet(self, transport: asyncio.WriteTransport, hello: dict[str, Any]) -> bool:
+        """A peer has said HELLO: True when it is the supervisor and the link is free."""
+        known = bool(self._secret)
+        secret = hello.get("secret")
+        if self._closed or self._transport is not None or hello.get("version") != frames.VERSION:
+            return False
+        if known and not (isinstance(secret, str) and secrets.compare_digest(secret.encode(), self._secret.encode())):
+            log.warning("link_impostor")
+            return False
+        self._secret = self._secret or secrets.token_urlsafe(32)
+        self._transport = transport
+        self.last_heard = time.monotonic()
+        welcome = {
+            "version": frames.VERSION,
+            "secret": self._secret,
+            "received": self._received,
+            "max_frame": self.settings.max_frame,
+            "max_unacknowledged": self.settings.max_unacknowledged,
+            **self._limits,
+        }
+        transport.write(frames.pack_json(Kind.WELCOME, welcome))
+        received = hello.get("received")
+        self._acknowledge(received if isinstance(received, int) else 0)
+        for _, frame in self._unacknowledged:
+            transport.write(frame)
+        self.lost = anyio.Event()
+        self.connected.set()
+        return True
+
+    def take(self, batch: list[Frame]) -> None:
+        """Frames of one read; raises `FrameError` when they break the protocol."""
+        self.last_heard = time.monotonic()
+        numbered: list[Frame] = []
+        for frame in batch:
+            if frame.kind in frames.NUMBERED:
+                if frame.seq == self._received + 1:
+                    self._received = frame.seq
+                    numbered.append(frame)
+                elif frame.seq > self._received:
+                    raise FrameError(f"frame {frame.seq} after {self._received}")
+            else:
+                self._take_unnumbered(frame)
+        if numbered:
+            self._on_frames(numbered)
+            self._write(frames.pack(Kind.ACK, seq=self._received))
+
+    def _take_unnumbered(self, frame: Frame) -> None:
+        if frame.kind is Kind.ACK:
+            self._acknowledge(frame.seq)
+        elif frame.kind is Kind.REPLY:
+            reply = frames.unpack_json(frame.payload)
+            number = reply.get("id")
+            future = self._replies.get(number) if isinstance(number, int) else None
+            if future is not None and not future.done():
+                future.set_result(reply)
+        elif frame.kind in (Kind.DATA, Kind.DATA_END, Kind.CREDIT):
+            stream = int.from_bytes(frame.payload[:4], "big")
+            if consumer := self._streams.get(stream):
+                consumer(frame)
+        elif frame.kind is not Kind.PONG:
+            raise FrameError(f"unexpected frame {frame.kind.name}")
+
+    def detach(self, transport: asyncio.WriteTransport) -> None:
+        """The connection is gone. Commands under way fail; numbered frames wait for the next one."""
+        if self._transport is not transport:
+            return
+        self._transport = None
+        self.connected = anyio.Event()
+        self.pause(False)
+        self._fail_replies()
+        self.lost.set()
+
+    def pause(self, paused: bool) -> None:
+        """Flow control of the transport; only file streams wait for it."""
+        if paused:
+            self._writable.clear()
+        else:
+            self._writable.set()
+
+    # what the gateway calls
+
+    def send_message(self, channel: Channel, parts: list[bytes]) -> None:
+        """A signed Jupyter message to the kernel; kept until the supervisor has it."""
+        self._sent += 1
+        frame = frames.pack_message(channel, parts, self._sent)
+        self._unacknowledged.append((self._sent, frame))
+        self._write(frame)
+
+    async def command(self, op: str, deadline: float | None = None, **arguments: Any) -> dict[str, Any]:
+        """Asks the supervisor and waits at most `deadline` seconds; raises `CommandFailed`, `LinkClosed`, `SandboxTimeout`."""
+        number, future = self.post(op, **arguments)
+        return await self.reply(number, future, op, deadline)
+
+    def post(self, op: str, **arguments: Any) -> tuple[int, "asyncio.Future[dict[str, Any]]"]:
+        """Sends a command without waiting; for `reply`."""
+        if self._transport is None:
+            raise LinkClosed("The sandbox of this kernel can't be reached at the moment.")
+        number = next(self._ids)
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._replies[number] = future
+        self._write(frames.pack_json(Kind.COMMAND, {"id": number, "op": op, **arguments}))
+        return number, future
+
+    async def reply(
+        self, number: int, future: "asyncio.Future[dict[str, Any]]", op: str, deadline: float | None = None
+    ) -> dict[str, Any]:
+        try:
+            with anyio.fail_after(self.settings.command_timeout if deadline is None else deadline):
+                answer = await future
+        except TimeoutError:
+            raise SandboxTimeout(f"The sandbox did not answer '{op}' in time.") from None
+        finally:
+            self._replies.pop(number, None)
+        if "error" in answer:
+            error = answer["error"] if isinstance(answer["error"], dict) else {}
+            raise CommandFailed(str(error.get("code", "")), str(error.get("message", ""))[:2000])
+        result = answer.get("result")
+        return result if isinstance(result, dict) else {}
+
+    def open_stream(self, consumer: Callable[[Frame], None]) -> int:
+        """Registers who gets the frames of a new file stream; its number."""
+        number = next(self._ids)
+        self._streams[number] = consumer
+        return number
+
+    def close_stream(self, number: int) -> None:
+        self._streams.pop(number, None)
+
+    async def send_frame(self, frame: bytes) -> None:
+        """A frame of a file stream; waits while the socket is full."""
+        await self._writable.wait()
+        if self._transport is None:
+            raise LinkClosed("The sandbox of this kernel ended during a file transfer.")
+        self._write(frame)
+
+    def post_frame(self, frame: bytes) -> None:
+        self._write(frame)
+
+    async def keep(self, on_silence: Callable[[], Awaitable[None]]) -> None:
+        """Pings until cancelled; calls `on_silence` when the supervisor has said nothing for too long."""
+        while True:
+            await anyio.sleep(self.settings.ping_interval)
+            if time.monotonic() - self.last_heard > self.settings.lost_timeout:
+                await on_silence()
+            self._write(frames.pack(Kind.PING))
+
+    def close(self) -> None:
+        """Ends the stream for good."""
+        self._closed = True
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.close()
+        self._fail_replies()
+        self._unacknowledged.clear()
+        self.pause(False)
+        self.lost.set()
+
+    def _fail_replies(self) -> None:
+        for future in self._replies.values():
+            if not future.done():
+                future.set_exception(LinkClosed("The sandbox of this kernel ended before it answered."))
+                future.exception()
+        for consumer in list(self._streams.values()):
+            consumer(Frame(Kind.DATA_END, 0, b"\0\0\0\0" + b'{"error": {"code": "sandbox_gone"}}'))
+
+    def _acknowledge(self, seq: int) -> None:
+        while self._unacknowledged and self._unacknowledged[0][0] <= seq:
+            self._unacknowledged.popleft()
+
+    def _write(self, frame: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(frame)
+
+
+class Connection(asyncio.Protocol):
+    """One stream from a sandbox, until it proves to be the supervisor of a `Link` or is dropped."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._decoder = Decoder(link.settings.max_frame + 4096)
+        self._greeted = False
+        self._transport: asyncio.Transport | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # A cast, since uvloop's transports are no subclass of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(self._link.settings.handshake_timeout, self._transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        assert self._transport is not None
+        try:
+            batch = self._decoder.feed(data)
+            if batch and not self._greeted:
+                self._greet(batch.pop(0))
+            if batch:
+                self._link.take(batch)
+        except FrameError as error:
+            self._link.bad_frames += 1
+            log.warning("link_protocol_error", reason=str(error))
+            self._transport.abort()
+
+    def _greet(self, frame: Frame) -> None:
+        assert self._transport is not None
+        if frame.kind is not Kind.HELLO or not self._link.greet(self._transport, frames.unpack_json(frame.payload)):
+            raise FrameError("refused greeting")
+        self._greeted = True
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def pause_writing(self) -> None:
+        self._link.pause(True)
+
+    def resume_writing(self) -> None:
+        self._link.pause(False)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if self._transport is not None:
+            self._link.detach(self._transport)

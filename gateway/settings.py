@@ -1,0 +1,235 @@
+"""The one Settings tree: everything an operator can choose, with its unit, its default and the reason for it.
+
+Sources, strongest first: command-line flags (passed as arguments), ``CELLGATE_`` environment variables (``__`` between
+levels: ``CELLGATE_SERVER__PORT=9000``), the TOML file named by ``CELLGATE_CONFIG`` or ``--config``. No other module reads the
+environment. The tree is frozen: what was true at the start stays true.
+"""
+
+import os
+import tomllib
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from gateway.errors import ConfigurationError
+
+MIB = 1024 * 1024
+_UNITS = {"k": 1024, "m": MIB, "g": 1024 * MIB}
+
+
+def parse_size(value: object) -> int:
+    """``"512m"``, ``"1.5g"``, ``"64k"`` or a number of bytes -> bytes; raises ValueError with the accepted forms."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    text = str(value).strip().lower().removesuffix("ib").removesuffix("b")
+    unit = _UNITS.get(text[-1:], 1)
+    digits = text[:-1] if unit > 1 else text
+    try:
+        return int(float(digits) * unit)
+    except (ValueError, OverflowError):
+        raise ValueError("a size is a number of bytes, or a number with k, m or g: 512m, 1.5g") from None
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ServerSettings(_Frozen):
+    """Where the gateway listens and what it takes from clients."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8890, ge=0, le=65535)
+    """0 lets the system choose; the chosen one is printed."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Host headers accepted besides loopback names and the listening address (against DNS rebinding)."""
+    allowed_origins: tuple[str, ...] = ()
+    """Exact browser origins that may call the API, for example ``https://lab.example``."""
+    max_body: int = 16 * MIB
+    """Bytes of a JSON body. Files are streamed and bounded by the sandbox's own disk limit."""
+    max_upload: int = 4096 * MIB
+    """Bytes of one uploaded file; the sandbox's disk limit is usually met first."""
+    body_timeout: float = 30.0
+    """Seconds that a client may take between two pieces of a body."""
+    ws_max_message: int = 16 * MIB
+    ws_ping_interval: float = 20.0
+    """Seconds between WebSocket pings; keeps proxies awake and finds half-open connections."""
+    shutdown_grace: float = 5.0
+    """Seconds that open requests get when the gateway stops."""
+
+
+class LimitSettings(_Frozen):
+    """What one sandbox may use. `memory` and `disk` in bytes, `cpus` in cores."""
+
+    memory: Annotated[int, AfterValidator(int)] = 1024 * MIB
+    cpus: float = Field(default=1.0, gt=0)
+    pids: int = Field(default=128, ge=32)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sizes(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "memory" in data:
+            data = {**data, "memory": parse_size(data["memory"])}
+        return data
+
+
+class KernelSpecSettings(_Frozen):
+    """One thing that can be started: an image, a kernelspec inside it, limits and deadlines (seconds)."""
+
+    display_name: str = "Python 3"
+    language: str = "python"
+    image: str = "cellgate-kernel:latest"
+    kernelspec: str = "python3"
+    """Name of the Jupyter kernelspec inside the image."""
+    limits: LimitSettings = LimitSettings()
+    maximum: LimitSettings = LimitSettings(memory=4096 * MIB, cpus=4.0, pids=512)
+    work_size: int = 256 * MIB
+    """Bytes of the work directory. It is memory: what is stored there counts toward `memory`."""
+    tmp_size: int = 128 * MIB
+    shm_size: int = 64 * MIB
+    env: dict[str, str] = {}
+    start_timeout: float = 60.0
+    cell_timeout: float = 600.0
+    """Seconds a cell may run when its request names no timeout."""
+    cell_timeout_maximum: float = 86_400.0
+    lifetime: float = 43_200.0
+    """Seconds after which a sandbox ends, gateway or no gateway."""
+    silence: float = 120.0
+    """Seconds without a gateway after which a sandbox ends by itself, so that no orphan lives on."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sizes(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            sizes = {k: parse_size(data[k]) for k in ("work_size", "tmp_size", "shm_size") if k in data}
+            data = {**data, **sizes}
+        return data
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "KernelSpecSettings":
+        low, high = self.limits, self.maximum
+        if low.memory > high.memory or low.cpus > high.cpus or low.pids > high.pids:
+            raise ValueError("limits are above maximum")
+        if self.cell_timeout > self.cell_timeout_maximum:
+            raise ValueError("cell_timeout is above cell_timeout_maximum")
+        return self
+
+
+class KernelSettings(_Frozen):
+    """Kernels and their executions."""
+
+    default_spec: str = "python3"
+    specs: dict[str, KernelSpecSettings] = {"python3": KernelSpecSettings()}
+    max_kernels: int = Field(default=32, ge=1)
+    max_parallel_starts: int = Field(default=4, ge=1)
+    """Starting is CPU-bound; more than two a core only stretches every start."""
+    max_queue: int = Field(default=64, ge=1)
+    """Executions waiting behind the running one, per kernel."""
+    max_code: int = 1 * MIB
+    """Bytes of one cell's code, in UTF-8."""
+    max_output: int = 256 * MIB
+    """Bytes of output kept per execution; past it a `truncated` event counts what was left out."""
+    max_kept_output: int = 512 * MIB
+    """Bytes of output kept per kernel over its finished executions; the oldest executions go first."""
+    interrupt_grace: float = 5.0
+    """Seconds between the steps that end a cell past its deadline."""
+    shutdown_timeout: float = 10.0
+    """Seconds for removing the sandboxes when the gateway stops."""
+
+    @model_validator(mode="after")
+    def _default_exists(self) -> "KernelSettings":
+        if self.default_spec not in self.specs:
+            raise ValueError(f"default_spec {self.default_spec!r} is not among specs")
+        return self
+
+
+class LinkSettings(_Frozen):
+    """Bounds on what a supervisor may send. Bytes and seconds."""
+
+    max_frame: int = 128 * MIB
+    max_parts: int = Field(default=64, ge=8)
+    max_unacknowledged: int = 32 * MIB
+    """Bytes the supervisor keeps until the gateway has them; past it the kernel is slowed, never cut."""
+    handshake_timeout: float = 10.0
+    ping_interval: float = 10.0
+    lost_timeout: float = 30.0
+    """Seconds without a word from a supervisor before its sandbox is given up."""
+    command_timeout: float = 15.0
+
+
+class DockerSettings(_Frozen):
+    """The Docker engine. `url` empty means DOCKER_HOST or the local socket, as the docker command does."""
+
+    url: str = ""
+    runtime: str = "runc"
+    link: Literal["auto", "socket", "stdio"] = "auto"
+    """`socket` mounts a directory of this host read-only; `stdio` needs no shared path; `auto` takes the first where it works."""
+    timeout: float = 30.0
+    """Seconds per engine call."""
+    parallel_calls: int = Field(default=8, ge=1)
+
+
+def _default_state_dir() -> Path:
+    if os.geteuid() == 0:
+        return Path("/var/lib/cellgate")
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser() / "cellgate"
+
+
+class Settings(BaseSettings):
+    """Everything. Frozen; build it with `load`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="CELLGATE_", env_nested_delimiter="__", frozen=True, extra="forbid", nested_model_default_partial_update=True
+    )
+
+    state_dir: Path = Field(default_factory=_default_state_dir)
+    """Holds the token and the link sockets. Its path must stay short: a Unix socket path ends at 107 bytes."""
+    token: str = ""
+    """The bearer token. Empty: made at the first start and kept in ``state_dir/token`` (mode 0600)."""
+    auth: Literal["token", "none"] = "token"
+    """`none` lets anyone on this machine in who reaches the port; refused on any address but loopback."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["console", "json"] = "console"
+    server: ServerSettings = ServerSettings()
+    kernels: KernelSettings = KernelSettings()
+    link: LinkSettings = LinkSettings()
+    docker: DockerSettings = DockerSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        file = _config_file.get()
+        if file is None:
+            return (init_settings, env_settings)
+        return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls, file))
+
+
+_config_file: ContextVar[Path | None] = ContextVar("_config_file", default=None)
+"""The TOML file while `load` runs: pydantic-settings takes sources per class, and the file is known only per call."""
+
+
+def load(config: Path | None = None, **overrides: Any) -> Settings:
+    """Settings from file, environment and `overrides` (nested dicts); raises `ConfigurationError` naming each wrong value."""
+    named = config or os.environ.get("CELLGATE_CONFIG")
+    file = Path(named) if named else None
+    if file is not None and not file.is_file():
+        raise ConfigurationError(f"The configuration file {file} does not exist.")
+    token = _config_file.set(file)
+    try:
+        return Settings(**overrides)
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors()]
+        raise ConfigurationError("The configuration is not valid: " + "; ".join(lines)) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"The configuration file {file} is not TOML: {error}") from None
+    finally:
+        _config_file.reset(token)

@@ -1,0 +1,71 @@
+"""The supervisor's side of a kernel's ZMQ sockets: one peer for all channels, with no mark at which a message is dropped.
+
+The sockets live in a private directory of the sandbox's own /tmp. High-water marks are off: what bounds memory is that the
+relay stops reading while too much is unacknowledged, and then the kernel itself has to wait.
+"""
+
+import os
+import shutil
+import tempfile
+from typing import Any
+
+import zmq
+
+from .frames import Channel
+
+_SOCKETS = {Channel.SHELL: zmq.DEALER, Channel.CONTROL: zmq.DEALER, Channel.STDIN: zmq.DEALER, Channel.IOPUB: zmq.SUB}
+_PORTS = {Channel.SHELL: 1, Channel.IOPUB: 2, Channel.STDIN: 3, Channel.CONTROL: 4}
+_IDENTITY = b"cellgate"
+_HEARTBEAT_PORT = 5
+
+
+class Channels:
+    """Shell, control, stdin and iopub of one kernel process."""
+
+    def __init__(self) -> None:
+        self.directory = tempfile.mkdtemp(prefix=".cellgate-", dir="/tmp")
+        self.path = os.path.join(self.directory, "k")
+        self.sockets: dict[zmq.Socket[bytes], Channel] = {}
+        self._by_channel: dict[Channel, zmq.Socket[bytes]] = {}
+
+    def connection_info(self, key: str, kernel_name: str) -> dict[str, Any]:
+        """The connection file's content, for a kernel that binds ipc sockets here."""
+        return {
+            "transport": "ipc",
+            "ip": self.path,
+            "shell_port": _PORTS[Channel.SHELL],
+            "iopub_port": _PORTS[Channel.IOPUB],
+            "stdin_port": _PORTS[Channel.STDIN],
+            "control_port": _PORTS[Channel.CONTROL],
+            "hb_port": _HEARTBEAT_PORT,
+            "key": key,
+            "signature_scheme": "hmac-sha256",
+            "kernel_name": kernel_name,
+        }
+
+    def connect(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+        """Connects all four; the kernel need not have bound them yet."""
+        for channel, kind in _SOCKETS.items():
+            socket = context.socket(kind)
+            socket.linger = 0
+            socket.rcvhwm = 0
+            socket.sndhwm = 0
+            # The kernel binds within some 300 ms; a missed attempt must not cost the default 100 ms more.
+            socket.reconnect_ivl = 5
+            if kind == zmq.SUB:
+                socket.subscribe(b"")
+            else:
+                socket.identity = _IDENTITY
+            socket.connect(f"ipc://{self.path}-{_PORTS[channel]}")
+            self.sockets[socket] = channel
+            self._by_channel[channel] = socket
+
+    def send(self, channel: Channel, parts: list[bytes]) -> None:
+        self._by_channel[channel].send_multipart(parts)
+
+    def close(self) -> None:
+        for socket in self.sockets:
+            socket.close(0)
+        self.sockets.clear()
+        self._by_channel.clear()
+        shutil.rmtree(self.directory, ignore_errors=True)
