@@ -170,6 +170,12 @@ class SandboxTimeout(GatewayError):
     code, status, ws_close, retryable = "sandbox_timeout", 504, 4504, True
 
 
+class LinkClosed(GatewayError):
+    """The sandbox is gone"""
+
+    code, status, ws_close = "sandbox_gone", 409, 4409
+
+
 class EngineUnavailable(GatewayError):
     """The sandbox engine does not answer"""
 

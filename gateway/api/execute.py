@@ -7,6 +7,7 @@ from fastapi import APIRouter, Body, Depends, Request, Response
 
 from gateway.api import streams
 from gateway.api.dependencies import TheExecution, TheKernel, problems_of, require_json
+from gateway.api.requests import submit
 from gateway.api.schemas import EventDocument, ExecuteRequest, InputAnswer, ResultDocument
 from gateway.errors import (
     BodyTooLarge,
@@ -18,8 +19,7 @@ from gateway.errors import (
     NotWaitingForInput,
     QueueFull,
 )
-from gateway.kernels.execution import CellRequest, Execution
-from gateway.kernels.kernel import Kernel
+from gateway.kernels.execution import Execution
 
 router = APIRouter(prefix="/v1/kernels/{kernel_id}", tags=["executions"])
 
@@ -27,33 +27,6 @@ _EXAMPLES: dict[str, Any] = {
     "plain": {"summary": "A cell", "value": {"code": "1 + 1"}},
     "bounded": {"summary": "A cell that may run a minute", "value": {"code": "df.groupby('region').sum()", "timeout": 60}},
 }
-
-
-def submit(kernel: Kernel, body: ExecuteRequest, *, may_ask: bool) -> Execution:
-    """Checks a request against the kernel's limits and queues it; raises `LimitExceeded` and what `Kernel.execute` raises."""
-    spec = kernel.request.spec
-    timeout = spec.cell_timeout if body.timeout is None else body.timeout
-    if timeout > spec.cell_timeout_maximum:
-        raise LimitExceeded(
-            f"timeout {timeout:g} s is above the maximum of {spec.cell_timeout_maximum:g} s.",
-            limit="timeout",
-            maximum=spec.cell_timeout_maximum,
-        )
-    if len(body.code.encode("utf-8", "replace")) > kernel.max_code:
-        raise BodyTooLarge(
-            f"The cell is longer than {kernel.max_code} bytes. Upload data as a file and read it from the cell.",
-            limit=kernel.max_code,
-        )
-    return kernel.execute(
-        CellRequest(
-            code=body.code,
-            timeout=timeout,
-            silent=body.silent,
-            store_history=body.store_history,
-            stop_on_error=body.stop_on_error,
-            allow_stdin=may_ask if body.allow_stdin is None else body.allow_stdin,
-        )
-    )
 
 
 @router.post(

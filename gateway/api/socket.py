@@ -16,7 +16,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from gateway.api import problems
 from gateway.api.dependencies import socket_kernel
-from gateway.api.execute import submit
+from gateway.api.requests import submit
 from gateway.api.schemas import ExecuteRequest
 from gateway.errors import GatewayError, InvalidRequest, QueueFull
 from gateway.kernels.execution import Execution

@@ -216,7 +216,7 @@ class Cells:
             }
             self._finish(self._queue.popleft(), "aborted", cause)
 
-    def end_all(self, status: EndStatus, cause: Cause, variables: str = "lost") -> None:
+    def end_all(self, status: EndStatus, cause: Cause, kernel_state: str) -> None:
         """The kernel is gone: the running cell ends with `status`, those behind it as aborted, all with the cause."""
         current, self.current = self.current, None
         self.held = True
@@ -224,9 +224,9 @@ class Cells:
             if current.timed_out:
                 cause = {**timeout_cause(current), "after": cause}
                 status = "timeout"
-            self._finish(current, status, cause, variables, "dead")
+            self._finish(current, status, cause, "lost", kernel_state)
         while self._queue:
-            self._finish(self._queue.popleft(), "aborted", cause, variables, "dead")
+            self._finish(self._queue.popleft(), "aborted", cause, "lost", kernel_state)
 
     def _finish(
         self, execution: Execution, status: EndStatus, cause: Cause | None, variables: str = "kept", state: str | None = None

@@ -6,9 +6,10 @@ that break the protocol (no delimiter, wrong signature, no JSON object) are coun
 
 import hmac
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+import anyio
 import structlog
 from jupyter_client.session import Session
 
@@ -19,15 +20,24 @@ from gateway.supervisor.frames import Channel, Frame
 
 log = structlog.get_logger()
 
+_IOPUB_PATIENCE = 0.2
+"""Seconds after a reply on shell within which the same answer should have been seen on iopub."""
+
 
 class KernelClient:
-    """Requests out over the link, messages in from its frames."""
+    """Requests out over the link, messages in from its frames, and the end of the process when it comes."""
 
     def __init__(self, link: Link) -> None:
         self.key = secrets.token_hex(32)
         self.bad_messages = 0
+        self.exit_info: dict[str, Any] | None = None
+        """The supervisor's `kernel_exit` event, once the process has ended."""
+        self._exited = anyio.Event()
         self._link = link
         self._session = Session(key=self.key.encode(), username="cellgate")
+        self._probe_id: str | None = None
+        self._probe_reply = anyio.Event()
+        self._probe_iopub = anyio.Event()
 
     def send(self, channel: Channel, msg_type: str, content: dict[str, Any], parent: dict[str, Any] | None = None) -> str:
         """Signs and sends one message; its msg_id."""
@@ -36,8 +46,8 @@ class KernelClient:
         msg_id: str = message["header"]["msg_id"]
         return msg_id
 
-    def decode(self, batch: Iterable[Frame]) -> Iterable[RawMessage]:
-        """The good messages of a batch of MESSAGE frames."""
+    def take(self, batch: Iterable[Frame]) -> Iterator[RawMessage]:
+        """The good messages of a batch of MESSAGE frames, but for the answers to the client's own questions."""
         for frame in batch:
             try:
                 channel, parts = frames.unpack_message(frame.payload, self._link.settings.max_parts)
@@ -45,8 +55,36 @@ class KernelClient:
                 self._verify(message)
             except BadMessage as error:
                 self.count_bad(str(error))
+                continue
+            if self._probe_id is not None and message.parent_id == self._probe_id:
+                (self._probe_iopub if message.channel == "iopub" else self._probe_reply).set()
             else:
                 yield message
+
+    def process_ended(self, event: dict[str, Any]) -> None:
+        self.exit_info = event
+        self._exited.set()
+
+    async def first_answer(self) -> bool:
+        """Proves both directions, a reply on shell and a message on iopub; False when the process ended before that.
+
+        iopub is a subscription that takes effect at some time after the socket is connected, so the question is repeated until
+        its answer is seen there too: from then on nothing is missed.
+        """
+        async with anyio.create_task_group() as race:
+            race.start_soon(self._watch_exit, race.cancel_scope)
+            while not self._probe_iopub.is_set():
+                self._probe_reply = anyio.Event()
+                self._probe_id = self.send(Channel.SHELL, "kernel_info_request", {})
+                await self._probe_reply.wait()
+                with anyio.move_on_after(_IOPUB_PATIENCE):
+                    await self._probe_iopub.wait()
+            race.cancel_scope.cancel()
+        return self.exit_info is None
+
+    async def _watch_exit(self, scope: anyio.CancelScope) -> None:
+        await self._exited.wait()
+        scope.cancel()
 
     def _verify(self, message: RawMessage) -> None:
         expected = self._session.sign(list(message.signed))

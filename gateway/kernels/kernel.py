@@ -5,7 +5,8 @@ only place that changes the state. All its tasks live in the task group of `run`
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator
+import contextlib
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,17 +16,17 @@ import anyio
 import anyio.abc
 import structlog
 
-from gateway.errors import EngineUnavailable, KernelDead, KernelUnavailable, StartFailed, StartTimeout
-from gateway.kernels import causes, ladder
+from gateway.errors import EngineUnavailable, GatewayError, KernelDead, KernelUnavailable, LinkClosed, StartFailed, StartTimeout
+from gateway.kernels import causes, ladder, loss
 from gateway.kernels.cells import Cells
 from gateway.kernels.client import KernelClient
 from gateway.kernels.execution import Cause, CellRequest, Execution
 from gateway.kernels.log import EventLog, timestamp
 from gateway.kernels.state import ACCEPTS_CELLS, KernelState, check
-from gateway.protocol.events import EndStatus, Payload
-from gateway.protocol.messages import BadMessage, RawMessage, decode_object
+from gateway.protocol.events import Payload
+from gateway.protocol.messages import BadMessage, decode_object
 from gateway.sandboxes.base import Limits, Sandbox, SandboxEngine, SandboxSpec
-from gateway.sandboxes.link import CommandFailed, Link, LinkClosed
+from gateway.sandboxes.link import CommandFailed, Link
 from gateway.settings import KernelSpecSettings, Settings
 from gateway.supervisor import frames
 from gateway.supervisor.frames import Channel, Frame, Kind
@@ -62,14 +63,11 @@ class Kernel:
         self._engine = engine
         self._client: KernelClient | None = None
         self._interrupt_mode = "signal"
-        self._expected: dict[str, asyncio.Future[None]] = {}
-        self._iopub_seen = anyio.Event()
-        self._process_exit: dict[str, Any] | None = None
-        self._exited = anyio.Event()
         self._closed = anyio.Event()
         self._deadline: asyncio.TimerHandle | None = None
         self._changing = anyio.Lock()
         self._tasks: anyio.abc.TaskGroup | None = None
+        self._starting: anyio.CancelScope | None = None
 
     @property
     def alive(self) -> bool:
@@ -108,21 +106,40 @@ class Kernel:
             self._die(causes.INTERNAL)
 
     async def start(self) -> None:
-        """Makes the sandbox and waits until the kernel answers; raises `GatewayError` and leaves nothing behind."""
+        """Makes the sandbox and waits until the kernel answers; raises `GatewayError`. The caller then stops what is there."""
+        assert self._tasks is not None
         self._set(KernelState.STARTING)
+        async with self._start_deadline():
+            self.sandbox = sandbox = await self._engine.create(self._sandbox_spec(), self._make_link)
+            self._tasks.start_soon(self._watch_link, sandbox)
+            await self._wait_connected(sandbox)
+            self._tasks.start_soon(sandbox.link.keep, self._on_silence)
+            await self._launch(sandbox.link)
+
+    @contextlib.asynccontextmanager
+    async def _start_deadline(self) -> AsyncIterator[None]:
+        """Bounds a start: by the spec's time, by the loss of the sandbox, by a delete that comes in between."""
         timeout = self.request.spec.start_timeout
         try:
-            with anyio.fail_after(timeout):
-                self.sandbox = await self._engine.create(self._sandbox_spec(), self._make_link)
-                await self._wait_connected(self.sandbox)
-                await self._launch(self.sandbox.link)
+            with anyio.fail_after(timeout) as scope:
+                self._starting = scope
+                yield
         except TimeoutError:
-            raise StartTimeout(
-                f"The kernel did not answer within {timeout:g} s and was ended.", kernel_id=self.id, log=self._last_words()
-            ) from None
-        assert self._tasks is not None
-        self._tasks.start_soon(self._watch_link, self.sandbox)
-        self._tasks.start_soon(self.sandbox.link.keep, self._on_silence)
+            text = f"The kernel did not answer within {timeout:g} s and was ended."
+            raise StartTimeout(text, kernel_id=self.id, log=await self._process_log()) from None
+        finally:
+            self._starting = None
+        if scope.cancelled_caught:
+            reason = (self.cause or causes.DELETED)["message"]
+            raise StartFailed(f"The start was broken off. {reason}", kernel_id=self.id)
+
+    async def _process_log(self) -> str:
+        """The last lines the process has written so far, if the sandbox still answers."""
+        try:
+            found = await self.sandbox.link.command("log", deadline=2.0) if self.sandbox else {}
+        except (GatewayError, CommandFailed):
+            return ""
+        return str(found.get("log", ""))[-4000:]
 
     def _sandbox_spec(self) -> SandboxSpec:
         spec = self.request.spec
@@ -148,9 +165,8 @@ class Kernel:
                 raise StartFailed(f"The sandbox ended before its supervisor answered: {causes.from_sandbox(end)['message']}")
 
     async def _launch(self, link: Link) -> None:
-        """Starts a kernel process and proves both directions: a reply on shell and a message on iopub."""
+        """Starts a kernel process and waits for its first answer; raises `StartFailed`."""
         self._client = client = KernelClient(link)
-        self._process_exit, self._exited, self._iopub_seen = None, anyio.Event(), anyio.Event()
         self.cells.attach(None)
         env = {**self.request.spec.env, **self.request.env}
         try:
@@ -158,49 +174,24 @@ class Kernel:
         except CommandFailed as failure:
             raise StartFailed(f"The kernel did not start: {failure}.", kernel_id=self.id) from None
         self._interrupt_mode = str(started.get("interrupt_mode"))
-        await self._first_answer(client)
+        if not await client.first_answer():
+            cause = causes.from_process(client.exit_info or {})
+            how = cause["signal"] or f"exit code {cause['exit_code']}"
+            raise StartFailed(f"The kernel process ended before it answered ({how}).", kernel_id=self.id, log=cause["log"])
         self.cells.attach(client)
         self._set(KernelState.IDLE)
 
-    async def _first_answer(self, client: KernelClient) -> None:
-        while True:
-            answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            msg_id = client.send(Channel.SHELL, "kernel_info_request", {})
-            self._expected[msg_id] = answered
-            async with anyio.create_task_group() as race:
-                race.start_soon(self._cancel_on_exit, race.cancel_scope)
-                await answered
-                race.cancel_scope.cancel()
-            self._expected.pop(msg_id, None)
-            if self._process_exit is not None:
-                cause = causes.from_process(self._process_exit)
-                raise StartFailed(
-                    f"The kernel process ended before it answered ({cause['signal'] or cause['exit_code']}).",
-                    kernel_id=self.id,
-                    log=cause["log"],
-                )
-            with anyio.move_on_after(0.2):
-                await self._iopub_seen.wait()
-                return
-
-    async def _cancel_on_exit(self, scope: anyio.CancelScope) -> None:
-        await self._exited.wait()
-        scope.cancel()
-
-    def _last_words(self) -> str:
-        return str((self._process_exit or {}).get("log") or "")
-
     async def stop(self, cause: Cause) -> None:
-        """Ends everything and removes the sandbox; no error when that is done already."""
+        """Ends everything and removes the sandbox; no error when that is done already. A start or restart gives way to it."""
+        self._break_start()
         async with self._changing:
-            if self.state is not KernelState.STOPPING and not self._closed.is_set():
+            if not self._closed.is_set():
+                self.cause = self.cause or cause
                 self._set(KernelState.STOPPING)
-                self.cells.end_all("died", cause)
+                self.cells.end_all("died", cause, KernelState.STOPPING)
             with anyio.CancelScope(shield=True):
                 await self._remove_sandbox()
-            if self.state is not KernelState.DEAD:
-                self.cause = cause
-                self._set(KernelState.DEAD)
+            self._set(KernelState.DEAD)
             self.log.close()
             self._closed.set()
 
@@ -214,19 +205,15 @@ class Kernel:
                 raise self._dead("Its sandbox is gone, so it can't be restarted.")
             self.touch()
             self._set(KernelState.RESTARTING)
-            self.cells.end_all("died", causes.RESTARTED)
+            self.cells.end_all("died", causes.RESTARTED, KernelState.RESTARTING)
             self.cause = None
             await self._relaunch(sandbox)
 
     async def _relaunch(self, sandbox: Sandbox) -> None:
-        timeout = self.request.spec.start_timeout
         try:
-            with anyio.fail_after(timeout):
+            async with self._start_deadline():
                 await self._launch(sandbox.link)
-        except TimeoutError:
-            self._die(causes.plain("restart_timeout", "The restarted kernel did not answer in time."))
-            raise StartTimeout(f"The restarted kernel did not answer within {timeout:g} s.", kernel_id=self.id) from None
-        except StartFailed as error:
+        except GatewayError as error:
             self._die(causes.plain("restart_failed", error.detail))
             raise
 
@@ -311,29 +298,17 @@ class Kernel:
         """Called by the link in its read callback: the whole way from the socket to the logs of the executions."""
         messages = [frame for frame in batch if frame.kind is Kind.MESSAGE]
         if messages and self._client is not None:
-            self.cells.take(self._mine(self._client.decode(messages)))
+            self.cells.take(self._client.take(messages))
         for frame in batch:
             if frame.kind is Kind.EVENT:
                 self._on_event(frames.unpack_json(frame.payload))
             elif frame.kind is Kind.OVERSIZE:
                 self._on_oversize(frames.unpack_json(frame.payload))
 
-    def _mine(self, messages: Iterable[RawMessage]) -> Iterator[RawMessage]:
-        """Passes on what belongs to cells; keeps the answers to the gateway's own requests."""
-        for message in messages:
-            if message.parent_id in self._expected:
-                if message.channel == "iopub":
-                    self._iopub_seen.set()
-                elif not self._expected[message.parent_id].done():
-                    self._expected[message.parent_id].set_result(None)
-            else:
-                yield message
-
     def _on_event(self, event: dict[str, Any]) -> None:
-        if event.get("event") != "kernel_exit":
+        if event.get("event") != "kernel_exit" or self._client is None:
             return
-        self._process_exit = event
-        self._exited.set()
+        self._client.process_ended(event)
         if self.alive:
             self._die(causes.from_process(event))
 
@@ -366,26 +341,12 @@ class Kernel:
             self._tasks.start_soon(ladder.climb, self, execution, "timeout")
 
     async def _watch_link(self, sandbox: Sandbox) -> None:
-        """A broken stream is no death: the box may dial again. It is one when the engine says so, or time is up."""
         while True:
             await sandbox.link.lost.wait()
-            cause = await self._judge_loss(sandbox)
+            cause = await loss.judge(sandbox, self._settings.link.lost_timeout)
             if cause is not None:
                 await self._lose_sandbox(cause)
                 return
-
-    async def _judge_loss(self, sandbox: Sandbox) -> Cause | None:
-        deadline = anyio.current_time() + self._settings.link.lost_timeout
-        while anyio.current_time() < deadline:
-            try:
-                if end := await sandbox.exit():
-                    return causes.from_sandbox(end)
-            except EngineUnavailable:
-                log.warning("engine_unavailable", kernel_id=self.id)
-            with anyio.move_on_after(0.25):
-                await sandbox.link.connected.wait()
-                return None
-        return causes.UNREACHABLE
 
     async def _on_silence(self) -> None:
         log.warning("supervisor_silent", kernel_id=self.id)
@@ -410,12 +371,17 @@ class Kernel:
         except EngineUnavailable as error:
             log.warning("sandbox_not_removed", kernel_id=self.id, reason=error.detail)
 
-    def _die(self, cause: Cause, status: EndStatus = "died") -> None:
+    def _die(self, cause: Cause) -> None:
         if self.state in (KernelState.DEAD, KernelState.STOPPING):
             return
         self.cause = cause
         self._set(KernelState.DEAD)
-        self.cells.end_all(status, cause)
+        self._break_start()
+        self.cells.end_all("died", cause, KernelState.DEAD)
+
+    def _break_start(self) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
 
     def _dead(self, what: str) -> KernelDead:
         message = (self.cause or {}).get("message", "The kernel is dead.")

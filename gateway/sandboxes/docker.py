@@ -48,11 +48,14 @@ class DockerEngine:
         self._stdio = settings.docker.link == "stdio"
         self._security: tuple[str, ...] = ()
 
-    async def call(self, function: Callable[[docker.APIClient], T], removing: bool = False) -> T:
-        """Runs `function` with the API client in a thread; raises `EngineUnavailable` when the daemon does not answer."""
+    async def call(self, function: Callable[[docker.APIClient], T], whole: bool = False) -> T:
+        """Runs `function` with the API client in a thread; raises `EngineUnavailable` when the daemon does not answer.
+
+        `whole`: a cancelled caller waits for the end of the call, since what it makes or removes must be known.
+        """
         try:
             return await anyio.to_thread.run_sync(
-                partial(self._run, function), abandon_on_cancel=not removing, limiter=self._limiter
+                partial(self._run, function), abandon_on_cancel=not whole, limiter=self._limiter
             )
         except (requests.exceptions.RequestException, OSError) as error:
             raise EngineUnavailable(
@@ -102,10 +105,10 @@ class DockerEngine:
                 link_directory=directory,
                 extra_security=self._security,
             )
-            await self.call(lambda api: api.create_container_from_config(body, sandbox.name))  # type: ignore[no-untyped-call]
+            await self.call(lambda api: api.create_container_from_config(body, sandbox.name), whole=True)  # type: ignore[no-untyped-call]
             if self._stdio:
                 await sandbox.attach()
-            await self.call(lambda api: api.start(sandbox.name))
+            await self.call(lambda api: api.start(sandbox.name), whole=True)
         except docker.errors.ImageNotFound:
             await sandbox.remove()
             raise ImageMissing(
@@ -131,7 +134,7 @@ class DockerEngine:
 
     async def _remove(self, name: str) -> None:
         try:
-            await self.call(lambda api: api.remove_container(name, force=True, v=True), removing=True)
+            await self.call(lambda api: api.remove_container(name, force=True, v=True), whole=True)
         except docker.errors.NotFound:
             pass
         except docker.errors.APIError as error:

@@ -17,20 +17,18 @@ from typing import Any, cast
 import anyio
 import structlog
 
-from gateway.errors import GatewayError, SandboxTimeout
+from gateway.errors import LinkClosed, SandboxTimeout
 from gateway.settings import LinkSettings
 from gateway.supervisor import frames
 from gateway.supervisor.frames import Channel, Decoder, Frame, FrameError, Kind
 
 log = structlog.get_logger()
 
+_ACK_BYTES = 256 * 1024
+_ACK_DELAY = 0.05
+"""What has arrived is acknowledged after so many bytes, or so many seconds."""
+
 OnFrames = Callable[[list[Frame]], None]
-
-
-class LinkClosed(GatewayError):
-    """The sandbox is gone"""
-
-    code, status, ws_close, retryable = "sandbox_gone", 409, 4409, False
 
 
 class CommandFailed(Exception):
@@ -64,6 +62,8 @@ class Link:
         self._writable = asyncio.Event()
         self._writable.set()
         self._closed = False
+        self._owed = 0
+        self._ack_timer: asyncio.TimerHandle | None = None
 
     # what a connection calls
 
@@ -111,7 +111,19 @@ class Link:
                 self._take_unnumbered(frame)
         if numbered:
             self._on_frames(numbered)
-            self._write(frames.pack(Kind.ACK, seq=self._received))
+            self._owed += sum(len(frame.payload) for frame in numbered)
+            if self._owed > _ACK_BYTES:
+                self._acknowledge_now()
+            elif self._ack_timer is None:
+                self._ack_timer = asyncio.get_running_loop().call_later(_ACK_DELAY, self._acknowledge_now)
+
+    def _acknowledge_now(self) -> None:
+        """Tells what is safe. Late and for many at once: an ACK wakes the supervisor, which shares its core with the cell."""
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+            self._ack_timer = None
+        self._owed = 0
+        self._write(frames.pack(Kind.ACK, seq=self._received))
 
     def _take_unnumbered(self, frame: Frame) -> None:
         if frame.kind is Kind.ACK:
@@ -216,6 +228,8 @@ class Link:
     def close(self) -> None:
         """Ends the stream for good."""
         self._closed = True
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.close()

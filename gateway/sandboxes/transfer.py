@@ -12,8 +12,8 @@ from typing import Any
 
 import anyio
 
-from gateway.errors import FileMissing, GatewayError, InvalidPath, MalformedBody, NotAFile, SandboxDiskFull
-from gateway.sandboxes.link import CommandFailed, Link, LinkClosed
+from gateway.errors import FileMissing, GatewayError, InvalidPath, LinkClosed, MalformedBody, NotAFile, SandboxDiskFull
+from gateway.sandboxes.link import CommandFailed, Link
 from gateway.supervisor import frames
 from gateway.supervisor.frames import Frame, FrameError, Kind
 

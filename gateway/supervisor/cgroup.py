@@ -4,9 +4,7 @@ Reads cgroup v2 or v1 as mounted in the sandbox (https://docs.kernel.org/admin-g
 Where neither can be read, all values are None: unknown is not zero.
 """
 
-from pathlib import Path
-
-_ROOT = Path("/sys/fs/cgroup")
+_ROOT = "/sys/fs/cgroup/"
 _FILES = {
     "memory_used": ("memory.current", "memory/memory.usage_in_bytes"),
     "memory_peak": ("memory.peak", "memory/memory.max_usage_in_bytes"),
@@ -24,7 +22,8 @@ def memory() -> dict[str, int | None]:
 def _first_number(paths: tuple[str, ...]) -> int | None:
     for path in paths:
         try:
-            return int((_ROOT / path).read_text())
+            with open(_ROOT + path) as file:
+                return int(file.read())
         except (OSError, ValueError):
             continue
     return None
@@ -33,7 +32,8 @@ def _first_number(paths: tuple[str, ...]) -> int | None:
 def _oom_kills() -> int | None:
     for path in _COUNTERS:
         try:
-            lines = (_ROOT / path).read_text().splitlines()
+            with open(_ROOT + path) as file:
+                lines = file.read().splitlines()
         except OSError:
             continue
         for line in lines:

@@ -5,8 +5,6 @@ relay stops reading while too much is unacknowledged, and then the kernel itself
 """
 
 import os
-import shutil
-import tempfile
 from typing import Any
 
 import zmq
@@ -23,7 +21,8 @@ class Channels:
     """Shell, control, stdin and iopub of one kernel process."""
 
     def __init__(self) -> None:
-        self.directory = tempfile.mkdtemp(prefix=".cellgate-", dir="/tmp")
+        self.directory = f"/tmp/.cellgate-{os.urandom(8).hex()}"
+        os.mkdir(self.directory, 0o700)
         self.path = os.path.join(self.directory, "k")
         self.sockets: dict[zmq.Socket[bytes], Channel] = {}
         self._by_channel: dict[Channel, zmq.Socket[bytes]] = {}
@@ -68,4 +67,6 @@ class Channels:
             socket.close(0)
         self.sockets.clear()
         self._by_channel.clear()
+        import shutil  # Only here: it brings in compression modules, and a start is counted in milliseconds.
+
         shutil.rmtree(self.directory, ignore_errors=True)

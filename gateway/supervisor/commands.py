@@ -31,6 +31,7 @@ class Commands:
             "kill": self._kill,
             "end": self._end,
             "memory": lambda _arguments, _reply: dict(cgroup.memory()),
+            "log": lambda _arguments, _reply: {"log": self._relay.kernel.log if self._relay.kernel else ""},
             "list": lambda arguments, _reply: self._work.list(arguments["path"]),
             "stat": lambda arguments, _reply: self._work.stat(arguments["path"]),
             "delete": self._delete,

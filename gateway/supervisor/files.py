@@ -8,7 +8,6 @@ tar, made and unpacked by the image's own tar program. Streams move by credit: t
 import contextlib
 import errno
 import os
-import shutil
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -124,6 +123,8 @@ class WorkDirectory:
         with translated(path), self._parent(parts) as parent:
             found = os.stat(parts[-1], dir_fd=parent, follow_symlinks=False)
             if stat.S_ISDIR(found.st_mode):
+                import shutil  # See `Channels.close`.
+
                 shutil.rmtree(parts[-1], dir_fd=parent)
             else:
                 os.unlink(parts[-1], dir_fd=parent)

@@ -32,6 +32,7 @@ class LinkEnd:
         self.max_unacknowledged = 1 << 20
         self.max_frame = 1 << 20
         self.welcomed = False
+        self.ack_due = False
         self._in = -1
         self._out = -1
         self._socket: socket.socket | None = None

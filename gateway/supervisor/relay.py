@@ -24,6 +24,8 @@ _TICK = 2.0
 """Longest sleep, in seconds; a longer gap between two rounds means that the box was frozen."""
 _FIRST_CONTACT = 60.0
 _REDIAL = 0.1
+_ACK_DELAY = 0.05
+"""What came from the gateway is acknowledged with the next frame that goes there, or after so many seconds."""
 _BURST = 256
 """Messages taken from one socket before the others get their turn."""
 _EXIT_QUIET, _EXIT_PATIENCE = 0.03, 1.0
@@ -43,6 +45,7 @@ class Relay:
         self._started = time.monotonic()
         self._last_round = self._started
         self._silent = 0.0
+        self._heard_at = self._started
         self._lifetime, self._silence = _FIRST_CONTACT * 10, _FIRST_CONTACT
         self._redial_at = 0.0
         self._exit: dict[str, Any] | None = None
@@ -88,6 +91,7 @@ class Relay:
         if link.in_fd in ready and ready[link.in_fd] & ~zmq.POLLOUT:
             for frame in link.read():
                 self._silent = 0.0
+                self._heard_at = self._last_round
                 self._on_frame(frame)
         kernel = self.kernel
         if kernel is not None:
@@ -98,6 +102,9 @@ class Relay:
                 self._forget(kernel.output)
             self._watch_exit(kernel)
         self.commands.pump()
+        if link.ack_due and (link.wants_to_write or self._last_round - self._heard_at > _ACK_DELAY):
+            link.send(frames.pack(Kind.ACK, seq=link.received))
+            link.ack_due = False
         if link.connected and link.wants_to_write:
             link.flush()
 
@@ -128,7 +135,7 @@ class Relay:
             channel, parts = frames.unpack_message(frame.payload, 1 << 12)
             if self.kernel is not None and self._exit is None:
                 self.kernel.channels.send(channel, parts)
-            link.send(frames.pack(Kind.ACK, seq=frame.seq))
+            link.ack_due = True
         elif kind is Kind.ACK:
             link.acknowledge(frame.seq)
         elif kind is Kind.PING:
@@ -218,8 +225,9 @@ class Relay:
             return _EXIT_QUIET
         if not self.link.connected:
             return _REDIAL
+        longest = _ACK_DELAY if self.link.ack_due else _TICK
         patience = self.commands.patience
-        return _TICK if patience is None else patience
+        return longest if patience is None else min(patience, longest)
 
     # what to poll
 
