@@ -24,7 +24,7 @@ from gateway.api.auth import TokenCheck, check_bind, load_token
 from gateway.api.guard import Guard
 from gateway.errors import ConfigurationError, GatewayError
 from gateway.kernels.manager import KernelManager
-from gateway.sandboxes.base import SandboxEngine
+from gateway.sandboxes.base import EngineReport, SandboxEngine
 from gateway.sandboxes.docker import DockerEngine
 from gateway.settings import Settings
 
@@ -40,11 +40,11 @@ def create_app(settings: Settings, engine: SandboxEngine | None = None) -> FastA
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         try:
             chosen = engine or DockerEngine(settings, gateway_id(settings.state_dir))
-            await _ready(chosen)
+            report = await _ready(chosen)
         except GatewayError as error:
             app.state.startup_error = error
             raise
-        manager = app.state.manager = KernelManager(settings, chosen)
+        manager = app.state.manager = KernelManager(settings, chosen, report.memory)
         async with anyio.create_task_group() as tasks:
             await tasks.start(manager.run)
             try:
@@ -74,7 +74,7 @@ def guarded(app: FastAPI, settings: Settings) -> ASGIApp:
     return Guard(app, settings.server, TokenCheck(load_token(settings).value))
 
 
-async def _ready(engine: SandboxEngine) -> None:
+async def _ready(engine: SandboxEngine) -> EngineReport:
     """Refuses to start where no kernel could be started, with all reasons at once."""
     report = await engine.check()
     if report.problems:
@@ -86,6 +86,7 @@ async def _ready(engine: SandboxEngine) -> None:
     removed = await engine.sweep()
     if removed:
         log.info("sandboxes_swept", removed=removed)
+    return report
 
 
 def gateway_id(state_dir: Path) -> str:

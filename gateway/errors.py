@@ -92,6 +92,12 @@ class KernelNotFound(NotFound):
     code = "kernel_not_found"
 
 
+class KernelGone(GatewayError):
+    """The kernel has ended"""
+
+    code, status, ws_close = "kernel_gone", 410, 4410
+
+
 class ExecutionNotFound(NotFound):
     """No such execution"""
 
@@ -150,6 +156,12 @@ class TooManyKernels(GatewayError):
     """The gateway runs as many kernels as it may"""
 
     code, status, ws_close, retryable = "too_many_kernels", 429, 4429, True
+
+
+class NoCapacity(GatewayError):
+    """The machine has no room for another kernel"""
+
+    code, status, ws_close, retryable = "no_capacity", 503, 4503, True
 
 
 class StartFailed(GatewayError):

@@ -94,8 +94,16 @@ class KernelSpecSettings(_Frozen):
     cell_timeout: float = 600.0
     """Seconds a cell may run when its request names no timeout."""
     cell_timeout_maximum: float = 86_400.0
+    idle_timeout: float | None = None
+    """Seconds without a request after which a kernel is culled; None: `culling.cull_idle_timeout`; 0: never."""
+    idle_timeout_maximum: float = 86_400.0
+    """The most that a request may ask for; 0: as long as it likes, or never."""
     lifetime: float = 43_200.0
     """Seconds after which a sandbox ends, gateway or no gateway."""
+    lifetime_maximum: float = 604_800.0
+    """Seconds up to which a request or a keep-alive may extend the lifetime, from the start."""
+    busy_timeout: float = 0.0
+    """Seconds that a kernel may be busy without a pause, over any number of cells; 0: no limit."""
     silence: float = 120.0
     """Seconds without a gateway after which a sandbox ends by itself, so that no orphan lives on."""
 
@@ -114,7 +122,27 @@ class KernelSpecSettings(_Frozen):
             raise ValueError("limits are above maximum")
         if self.cell_timeout > self.cell_timeout_maximum:
             raise ValueError("cell_timeout is above cell_timeout_maximum")
+        if self.lifetime > self.lifetime_maximum:
+            raise ValueError("lifetime is above lifetime_maximum")
         return self
+
+
+class CullingSettings(_Frozen):
+    """Which kernels are ended for doing nothing. Names and meaning are Jupyter's; times in seconds."""
+
+    cull_idle_timeout: float = Field(default=3600.0, ge=0)
+    """0: idle kernels live on until their lifetime ends."""
+    cull_interval: float = Field(default=5.0, gt=0)
+    """How often the culler looks; a kernel may outlive its time by so much."""
+    cull_connected: bool = True
+    """Whether an open WebSocket keeps an idle kernel. It does not by default: clients leave sockets open for days."""
+    cull_busy: bool = False
+    """Whether a running cell counts as idle when nobody has asked for anything. Cells have a timeout of their own."""
+    freeze_after: float = Field(default=0.0, ge=0)
+    """Idle seconds after which a sandbox is frozen (it keeps its memory and gets no CPU); the next request thaws it. 0: never."""
+    keep_tombstones: float = 86_400.0
+    """How long it is remembered why a kernel ended."""
+    max_tombstones: int = Field(default=1000, ge=1)
 
 
 class KernelSettings(_Frozen):
@@ -129,8 +157,18 @@ class KernelSettings(_Frozen):
     """Executions waiting behind the running one, per kernel."""
     max_code: int = 1 * MIB
     """Bytes of one cell's code, in UTF-8."""
+    memory_overcommit: float = Field(default=1.5, gt=0)
+    """Memory that kernels are promised together, as a multiple of what the engine's machine has."""
     max_output: int = 256 * MIB
-    """Bytes of output kept per execution; past it a `truncated` event counts what was left out."""
+    """Bytes of output kept per execution, the first half from its beginning and the second from its end; a `truncated`
+    event between them counts what was left out."""
+    max_output_events: int = Field(default=100_000, ge=16)
+    """The same for the number of events."""
+    output_rate: int = Field(default=0, ge=0)
+    """Bytes a second that a kernel may send; a faster one is slowed down, nothing is dropped. 0: no limit."""
+    max_restarts: int = Field(default=3, ge=0)
+    """Dead kernels that the next cell may bring back within `restart_window` seconds; past it only a restart by hand does."""
+    restart_window: float = 120.0
     max_kept_output: int = 512 * MIB
     """Bytes of output kept per kernel over its finished executions; the oldest executions go first."""
     interrupt_grace: float = 5.0
@@ -155,7 +193,7 @@ class LinkSettings(_Frozen):
     handshake_timeout: float = 10.0
     ping_interval: float = 10.0
     lost_timeout: float = 30.0
-    """Seconds without a word from a supervisor before its sandbox is given up."""
+    """Seconds without a word from a supervisor before its sandbox is given up, although the engine says that it runs."""
     command_timeout: float = 15.0
 
 
@@ -195,6 +233,7 @@ class Settings(BaseSettings):
     log_format: Literal["console", "json"] = "console"
     server: ServerSettings = ServerSettings()
     kernels: KernelSettings = KernelSettings()
+    culling: CullingSettings = CullingSettings()
     link: LinkSettings = LinkSettings()
     docker: DockerSettings = DockerSettings()
 

@@ -13,6 +13,7 @@ from gateway.errors import (
     BodyTooLarge,
     ExecutionNotFound,
     KernelDead,
+    KernelGone,
     KernelNotFound,
     KernelUnavailable,
     LimitExceeded,
@@ -41,7 +42,7 @@ _EXAMPLES: dict[str, Any] = {
                 **streams.EVENT_CONTENT,
             },
         },
-        **problems_of(KernelNotFound, KernelDead, KernelUnavailable, QueueFull, LimitExceeded, BodyTooLarge),
+        **problems_of(KernelNotFound, KernelGone, KernelDead, KernelUnavailable, QueueFull, LimitExceeded, BodyTooLarge),
     },
     dependencies=[Depends(require_json)],
 )
@@ -62,7 +63,7 @@ async def execute(
     response_class=Response,
     responses={
         200: {"model": ResultDocument, "description": "The result"},
-        **problems_of(KernelNotFound, ExecutionNotFound),
+        **problems_of(KernelNotFound, KernelGone, ExecutionNotFound),
     },
 )
 async def get_execution(execution: TheExecution) -> Response:
@@ -73,7 +74,7 @@ async def get_execution(execution: TheExecution) -> Response:
     "/executions/{execution_id}/input",
     status_code=204,
     summary="Answer an input_request",
-    responses=problems_of(KernelNotFound, ExecutionNotFound, NotWaitingForInput),
+    responses=problems_of(KernelNotFound, KernelGone, ExecutionNotFound, NotWaitingForInput),
     dependencies=[Depends(require_json)],
 )
 async def answer_input(kernel: TheKernel, execution: TheExecution, body: InputAnswer) -> None:
@@ -88,7 +89,7 @@ async def answer_input(kernel: TheKernel, execution: TheExecution, body: InputAn
     response_class=Response,
     responses={
         202: {"model": ResultDocument, "description": "The result so far"},
-        **problems_of(KernelNotFound, ExecutionNotFound),
+        **problems_of(KernelNotFound, KernelGone, ExecutionNotFound),
     },
 )
 async def cancel_execution(kernel: TheKernel, execution: TheExecution) -> Response:

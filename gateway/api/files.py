@@ -9,13 +9,13 @@ from fastapi.responses import StreamingResponse
 
 from gateway.api.dependencies import TheKernel, problems_of
 from gateway.api.schemas import FileListing, FileWritten
-from gateway.errors import FileMissing, InvalidPath, KernelDead, KernelNotFound, NotAFile, SandboxDiskFull
+from gateway.errors import FileMissing, InvalidPath, KernelDead, KernelGone, KernelNotFound, NotAFile, SandboxDiskFull
 from gateway.sandboxes import transfer
 
 router = APIRouter(prefix="/v1/kernels/{kernel_id}/files", tags=["files"])
 
 _TAR = "application/x-tar"
-_ERRORS = problems_of(KernelNotFound, FileMissing, InvalidPath, NotAFile, KernelDead)
+_ERRORS = problems_of(KernelNotFound, KernelGone, FileMissing, InvalidPath, NotAFile, KernelDead)
 _BYTES: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
 
 
@@ -41,7 +41,7 @@ async def list_work_directory(kernel: TheKernel) -> FileListing:
     },
 )
 async def read_file(kernel: TheKernel, path: str, accept: Annotated[str, Header()] = "*/*") -> Response:
-    link = kernel.link()
+    link = await kernel.link()
     found = await transfer.ask(link, "stat", path=path)
     if found.get("type") == "directory":
         if _TAR in accept:
@@ -66,7 +66,7 @@ async def read_file(kernel: TheKernel, path: str, accept: Annotated[str, Header(
 async def write_file(
     kernel: TheKernel, path: str, request: Request, content_type: Annotated[str, Header()] = "application/octet-stream"
 ) -> FileWritten:
-    link = kernel.link()
+    link = await kernel.link()
     if path == "" or path.endswith("/"):
         if content_type.partition(";")[0].strip() != _TAR:
             raise InvalidPath(
@@ -83,11 +83,11 @@ async def write_file(
     "/{path:path}", status_code=204, summary="Delete a file or a directory with all that is in it", responses=_ERRORS
 )
 async def delete_file(kernel: TheKernel, path: str) -> None:
-    await transfer.ask(kernel.link(), "delete", path=path)
+    await transfer.ask(await kernel.link(), "delete", path=path)
 
 
 async def _list(kernel: TheKernel, path: str) -> FileListing:
-    found = await transfer.ask(kernel.link(), "list", path=path)
+    found = await transfer.ask(await kernel.link(), "list", path=path)
     return FileListing.model_validate({"path": path.strip("/"), **found})
 
 

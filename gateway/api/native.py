@@ -9,6 +9,8 @@ from gateway.api import streams
 from gateway.api.dependencies import Manager, TheKernel, problems_of, require_json
 from gateway.api.schemas import (
     Interrupted,
+    InterruptRequest,
+    KeepAlive,
     KernelCreate,
     KernelDocument,
     KernelList,
@@ -19,14 +21,17 @@ from gateway.errors import (
     EngineUnavailable,
     ImageMissing,
     KernelDead,
+    KernelGone,
     KernelNotFound,
     LimitExceeded,
+    NoCapacity,
     SpecNotFound,
     StartFailed,
     StartTimeout,
     TooManyKernels,
 )
-from gateway.kernels.manager import CreateRequest
+from gateway.kernels import wishes
+from gateway.kernels.wishes import CreateRequest
 
 router = APIRouter(prefix="/v1", tags=["kernels"])
 
@@ -56,7 +61,7 @@ async def list_kernels(manager: Manager) -> KernelList:
     summary="Start a kernel",
     description="Answers once the kernel answers, or with the reason why it does not and the last lines of its log.",
     responses=problems_of(
-        SpecNotFound, LimitExceeded, TooManyKernels, StartFailed, StartTimeout, EngineUnavailable, ImageMissing
+        SpecNotFound, LimitExceeded, TooManyKernels, NoCapacity, StartFailed, StartTimeout, EngineUnavailable, ImageMissing
     ),
     dependencies=[Depends(require_json)],
 )
@@ -69,14 +74,22 @@ async def create_kernel(
     limits = wanted.limits
     kernel = await manager.create(
         CreateRequest(
-            spec=wanted.spec, memory=limits.memory, cpus=limits.cpus, pids=limits.pids, env=wanted.env, label=wanted.label
+            spec=wanted.spec,
+            memory=limits.memory,
+            cpus=limits.cpus,
+            pids=limits.pids,
+            idle_timeout=wanted.idle_timeout,
+            lifetime=wanted.lifetime,
+            on_death=wanted.on_death,
+            env=wanted.env,
+            label=wanted.label,
         )
     )
     response.headers["Location"] = f"/v1/kernels/{kernel.id}"
     return KernelDocument.of(kernel)
 
 
-@router.get("/kernels/{kernel_id}", responses=problems_of(KernelNotFound), summary="One kernel")
+@router.get("/kernels/{kernel_id}", responses=problems_of(KernelNotFound, KernelGone), summary="One kernel")
 async def get_kernel(kernel: TheKernel) -> KernelDocument:
     return KernelDocument.of(kernel)
 
@@ -84,7 +97,7 @@ async def get_kernel(kernel: TheKernel) -> KernelDocument:
 @router.delete(
     "/kernels/{kernel_id}",
     status_code=204,
-    responses=problems_of(KernelNotFound),
+    responses=problems_of(KernelNotFound, KernelGone),
     summary="End a kernel and remove its sandbox",
 )
 async def delete_kernel(kernel_id: str, manager: Manager) -> None:
@@ -94,17 +107,30 @@ async def delete_kernel(kernel_id: str, manager: Manager) -> None:
 @router.post(
     "/kernels/{kernel_id}/interrupt",
     status_code=202,
-    responses=problems_of(KernelNotFound, KernelDead),
+    responses=problems_of(KernelNotFound, KernelGone, KernelDead),
     summary="Interrupt the running cell",
+    description="SIGINT first, and harder steps while the cell goes on, as far as `up_to`; each is an event of the cell.",
+    dependencies=[Depends(require_json)],
 )
-async def interrupt_kernel(kernel: TheKernel) -> Interrupted:
-    execution = await kernel.interrupt()
+async def interrupt_kernel(kernel: TheKernel, body: InterruptRequest | None = None) -> Interrupted:
+    execution = await kernel.interrupt(up_to=(body or InterruptRequest()).up_to)
     return Interrupted(execution_id=execution.id if execution else None)
 
 
 @router.post(
+    "/kernels/{kernel_id}/keepalive",
+    responses=problems_of(KernelNotFound, KernelGone, LimitExceeded),
+    summary="Start the idle time anew, and extend the lifetime",
+    dependencies=[Depends(require_json)],
+)
+async def keep_alive(kernel: TheKernel, body: KeepAlive | None = None) -> KernelDocument:
+    await kernel.extend(wishes.lifetime_left((body or KeepAlive()).lifetime, kernel.age, kernel.request.spec))
+    return KernelDocument.of(kernel)
+
+
+@router.post(
     "/kernels/{kernel_id}/restart",
-    responses=problems_of(KernelNotFound, KernelDead, StartFailed, StartTimeout),
+    responses=problems_of(KernelNotFound, KernelGone, KernelDead, StartFailed, StartTimeout),
     summary="A new process in the same sandbox: id and files stay",
 )
 async def restart_kernel(kernel: TheKernel) -> KernelDocument:
@@ -114,7 +140,10 @@ async def restart_kernel(kernel: TheKernel) -> KernelDocument:
 
 @router.get(
     "/kernels/{kernel_id}/events",
-    responses={200: {"content": streams.EVENT_CONTENT, "description": "Events, to follow"}, **problems_of(KernelNotFound)},
+    responses={
+        200: {"content": streams.EVENT_CONTENT, "description": "Events, to follow"},
+        **problems_of(KernelNotFound, KernelGone),
+    },
     response_class=Response,
     summary="The kernel's own events: state changes, and output that came outside of any cell",
 )

@@ -16,10 +16,11 @@ def submit(kernel: Kernel, body: ExecuteRequest, *, may_ask: bool) -> Execution:
             limit="timeout",
             maximum=spec.cell_timeout_maximum,
         )
-    if len(body.code.encode("utf-8", "replace")) > kernel.max_code:
+    max_code = kernel.settings.kernels.max_code
+    if len(body.code.encode("utf-8", "replace")) > max_code:
         raise BodyTooLarge(
-            f"The cell is longer than {kernel.max_code} bytes. Upload data as a file and read it from the cell.",
-            limit=kernel.max_code,
+            f"The cell is longer than {max_code} bytes. Upload data as a file and read it from the cell.",
+            limit=max_code,
         )
     return kernel.execute(
         CellRequest(

@@ -45,6 +45,11 @@ class KernelCreate(_Request):
     limits: LimitsRequest = LimitsRequest()
     env: Annotated[dict[str, Annotated[str, Field(max_length=8192)]], Field(max_length=64), AfterValidator(_checked_env)] = {}
     label: str = Field(default="", max_length=200, description="For people; no meaning to the gateway")
+    idle_timeout: float | None = Field(default=None, ge=0, description="Seconds without a request after which it is culled")
+    lifetime: float | None = Field(default=None, gt=0, description="Seconds after which it ends in any case")
+    on_death: Literal["restart", "stay"] = Field(
+        default="restart", description="Whether the next cell brings a dead kernel back in a fresh process"
+    )
 
 
 class ExecuteRequest(_Request):
@@ -54,6 +59,16 @@ class ExecuteRequest(_Request):
     store_history: bool = True
     stop_on_error: bool = Field(default=True, description="Cells queued behind end as aborted when this one fails")
     allow_stdin: bool | None = Field(default=None, description="Whether input() may ask; default: only over the WebSocket")
+
+
+class InterruptRequest(_Request):
+    up_to: Literal["interrupt", "interrupt_again", "kill_kernel", "kill_sandbox"] = Field(
+        default="kill_sandbox", description="The hardest step that may be taken when the cell does not stop"
+    )
+
+
+class KeepAlive(_Request):
+    lifetime: float | None = Field(default=None, gt=0, description="Seconds from now that the kernel may live on")
 
 
 class InputAnswer(_Request):
@@ -71,6 +86,14 @@ class CellTimeout(BaseModel):
     maximum: float = Field(description="Seconds")
 
 
+class UsageDocument(BaseModel):
+    cpu_seconds: float = Field(description="Of all processes of the sandbox")
+    memory_used: int = Field(description="Bytes at the end of the last cell")
+    memory_peak: int
+    output_bytes: int
+    executions: int
+
+
 class KernelDocument(BaseModel):
     id: str
     spec: str
@@ -83,6 +106,10 @@ class KernelDocument(BaseModel):
     queue_length: int
     limits: LimitsDocument
     cell_timeout: CellTimeout
+    idle_timeout: float = Field(description="Seconds without a request after which it is culled; 0: never")
+    connections: int = Field(description="Open WebSockets")
+    frozen: bool = Field(description="It gets no CPU until the next request")
+    usage: UsageDocument
     work_dir: str
     cause: dict[str, Any] | None = Field(description="Why it is dead: code, message and facts; null while it lives")
 
@@ -101,6 +128,10 @@ class KernelDocument(BaseModel):
             queue_length=kernel.cells.queue_length,
             limits=LimitsDocument(memory=limits.memory, cpus=limits.cpus, pids=limits.pids),
             cell_timeout=CellTimeout(default=spec.cell_timeout, maximum=spec.cell_timeout_maximum),
+            idle_timeout=kernel.request.idle_timeout,
+            connections=kernel.connections,
+            frozen=kernel.frozen,
+            usage=UsageDocument(**kernel.usage()),
             work_dir="/work",
             cause=kernel.cause,
         )
@@ -162,6 +193,7 @@ class ResultDocument(BaseModel):
     kernel_state: str | None
     variables: Literal["kept", "lost"] | None
     duration: float | None = Field(description="Seconds in the kernel")
+    usage: dict[str, Any] | None = Field(description="wall_seconds, cpu_seconds, memory_peak, output_bytes")
 
 
 class FileEntry(BaseModel):

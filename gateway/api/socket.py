@@ -67,7 +67,11 @@ async def native_socket(socket: WebSocket, kernel_id: str) -> None:
         await socket.send_denial_response(problems.response(error))
         return
     await socket.accept()
-    await _Conversation(socket, kernel).run()
+    kernel.connections += 1
+    try:
+        await _Conversation(socket, kernel).run()
+    finally:
+        kernel.connections -= 1
 
 
 class _Conversation:

@@ -47,6 +47,12 @@ class Subject:
         self._process.join(20)
         shutil.rmtree(self._directory, ignore_errors=True)
 
+    @property
+    def pid(self) -> int:
+        """Of the gateway's process."""
+        assert self._process.pid is not None
+        return self._process.pid
+
     def create(self) -> tuple[str, float]:
         """A new kernel's id, and the seconds until it had answered."""
         begun = time.perf_counter()

@@ -46,11 +46,40 @@ def from_sandbox(end: SandboxExit) -> dict[str, Any]:
     return {"code": "sandbox_ended", "message": f"The sandbox ended with exit code {end.code}. {_NEW}", "exit_code": end.code}
 
 
+def from_reply(name: str, value: str, interrupted: bool) -> dict[str, Any]:
+    """A Python exception -> cause; limits of the sandbox are named where the exception is how they show."""
+    text = f"{name}: {value}" if value else name
+    if interrupted and name == "KeyboardInterrupt":
+        return {"code": "interrupted", "message": "The cell was interrupted."}
+    if "Errno 28" in value or "No space left on device" in value:
+        return {"code": "disk_full", "message": f"{text}. The sandbox's disk is full: delete files, or write less."}
+    if "can't start new thread" in value or ("Errno 11" in value and name in ("BlockingIOError", "OSError")):
+        return {"code": "process_limit", "message": f"{text}. The sandbox may start no more processes or threads."}
+    if name == "MemoryError" or name.endswith("MemoryError"):
+        return {"code": "memory_error", "message": f"{text}. The sandbox has no memory for this; variables are kept."}
+    return {"code": "exception", "message": text}
+
+
+def idle(timeout: float) -> dict[str, Any]:
+    text = f"The kernel was culled: nobody had asked anything of it for {timeout:g} s (its idle timeout)."
+    return {"code": "idle_timeout", "message": text, "timeout": timeout}
+
+
+def lifetime(seconds: float) -> dict[str, Any]:
+    return {"code": "lifetime", "message": f"The kernel reached its lifetime of {seconds:g} s.", "timeout": seconds}
+
+
+def busy(timeout: float) -> dict[str, Any]:
+    text = f"The kernel was culled: it had been busy for {timeout:g} s without a pause (its busy timeout)."
+    return {"code": "busy_timeout", "message": text, "timeout": timeout}
+
+
 def plain(code: str, message: str) -> dict[str, Any]:
     return {"code": code, "message": message}
 
 
 UNREACHABLE = plain("sandbox_unreachable", f"The sandbox stopped answering and was ended. {_NEW}")
+KILLED = plain("sandbox_killed", f"The kernel did not let itself be stopped, so its sandbox was killed. {_NEW}")
 DELETED = plain("kernel_deleted", "The kernel was deleted.")
 RESTARTED = plain("kernel_restarted", "The kernel was restarted; its variables are lost, its files are kept.")
 GATEWAY_STOPPED = plain("gateway_stopped", "The gateway was stopped.")

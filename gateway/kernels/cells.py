@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from gateway.errors import ExecutionNotFound, NotWaitingForInput, QueueFull
+from gateway.kernels import causes
 from gateway.kernels.client import KernelClient
-from gateway.kernels.execution import Cause, CellRequest, Execution
+from gateway.kernels.execution import Cause, CellRequest, Execution, OutputBudget
 from gateway.protocol.events import EndStatus, Payload
 from gateway.protocol.messages import BadMessage, RawMessage
 from gateway.protocol.outputs import to_payload
@@ -37,6 +38,8 @@ class Cells:
         """True while no cell may be handed to the kernel: an interrupt is on its way, or there is no kernel."""
         self.dropped = 0
         self.execution_count = 0
+        self.ended_count = 0
+        self.output_bytes = 0
         self._kernel_id = kernel_id
         self._settings = settings
         self._on_change = on_change
@@ -48,6 +51,11 @@ class Cells:
         self._kept_bytes = 0
 
     @property
+    def last(self) -> Execution | None:
+        """The execution that was asked for last."""
+        return next(reversed(self._executions.values()), None)
+
+    @property
     def queue_length(self) -> int:
         return len(self._queue)
 
@@ -57,16 +65,20 @@ class Cells:
         self.held = client is None
         self.execution_count = 0
         self._by_msg_id.clear()
+        self.pump()
 
-    def submit(self, request: CellRequest) -> Execution:
-        """Queues a cell, or hands it to an idle kernel at once; raises `QueueFull`."""
+    def submit(self, request: CellRequest, notice: Payload | None = None) -> Execution:
+        """Queues a cell, or hands it to an idle kernel at once; `notice` is its first event. Raises `QueueFull`."""
         if len(self._queue) >= self._settings.max_queue:
             raise QueueFull(
                 f"{len(self._queue)} cells wait for this kernel already, which is the limit. Wait for one to end, or cancel some.",
                 limit=self._settings.max_queue,
                 kernel_id=self._kernel_id,
             )
-        execution = Execution(self._kernel_id, request, self._settings.max_output)
+        budget = OutputBudget(self._settings.max_output, self._settings.max_output_events)
+        execution = Execution(self._kernel_id, request, budget)
+        if notice is not None:
+            execution.tell(notice)
         self._executions[execution.id] = execution
         position = len(self._queue) + (self.current is not None)
         self._queue.append(execution)
@@ -180,7 +192,7 @@ class Cells:
     def oversize(self, parent_id: str | None, size: int) -> None:
         """An output was too large for the link; its cell is told at its end."""
         if self.current is not None and self.current.msg_id == parent_id:
-            self.current.leave_out(size)
+            self.current.budget.leave_out(size)
         else:
             self.dropped += 1
 
@@ -202,8 +214,9 @@ class Cells:
         if status != "ok" and execution.request.stop_on_error:
             self._abort_queue(execution)
         self.current = None
-        self._on_change()
         self.pump()
+        if self.current is None:
+            self._on_change()
 
     # ends
 
@@ -232,7 +245,9 @@ class Cells:
         self, execution: Execution, status: EndStatus, cause: Cause | None, variables: str = "kept", state: str | None = None
     ) -> None:
         execution.finish(status, cause, state or ("busy" if self._queue else "idle"), variables)
-        self._kept_bytes += execution.output_size
+        self.ended_count += 1
+        self.output_bytes += execution.budget.size
+        self._kept_bytes += execution.budget.size
         limit = self._settings.max_kept_output
         while (self._kept_bytes > limit or len(self._executions) > _KEPT_EXECUTIONS) and len(self._executions) > 1:
             oldest = next(iter(self._executions.values()))
@@ -240,7 +255,7 @@ class Cells:
                 break
             del self._executions[oldest.id]
             self._by_msg_id.pop(oldest.msg_id or "", None)
-            self._kept_bytes -= oldest.output_size
+            self._kept_bytes -= oldest.budget.size
 
 
 def timeout_cause(execution: Execution) -> Cause:
@@ -264,5 +279,4 @@ def _outcome(execution: Execution, reply: dict[str, Any]) -> tuple[EndStatus, Ca
     if status == "aborted":
         return "aborted", {"code": "aborted_by_kernel", "message": "The kernel did not run the cell."}
     name, value = str(reply.get("ename", "")), str(reply.get("evalue", ""))[:1000]
-    code = "interrupted" if execution.interrupted and name == "KeyboardInterrupt" else "exception"
-    return "error", {"code": code, "message": f"{name}: {value}" if value else name}
+    return "error", causes.from_reply(name, value, execution.interrupted)

@@ -4,6 +4,7 @@ One `KernelClient` per process: a restart makes a new one with a new key, so tha
 that break the protocol (no delimiter, wrong signature, no JSON object) are counted and dropped.
 """
 
+import asyncio
 import hmac
 import secrets
 from collections.abc import Iterable, Iterator
@@ -32,12 +33,15 @@ class KernelClient:
         self.bad_messages = 0
         self.exit_info: dict[str, Any] | None = None
         """The supervisor's `kernel_exit` event, once the process has ended."""
+        self.names_variables = False
+        """Whether this kernel's launcher can name its largest variables while a cell runs."""
         self._exited = anyio.Event()
         self._link = link
         self._session = Session(key=self.key.encode(), username="cellgate")
         self._probe_id: str | None = None
         self._probe_reply = anyio.Event()
         self._probe_iopub = anyio.Event()
+        self._questions: dict[str, asyncio.Future[dict[str, Any]]] = {}
 
     def send(self, channel: Channel, msg_type: str, content: dict[str, Any], parent: dict[str, Any] | None = None) -> str:
         """Signs and sends one message; its msg_id."""
@@ -58,8 +62,39 @@ class KernelClient:
                 continue
             if self._probe_id is not None and message.parent_id == self._probe_id:
                 (self._probe_iopub if message.channel == "iopub" else self._probe_reply).set()
+            elif message.parent_id in self._questions:
+                self._answered(message.parent_id, message)
             else:
                 yield message
+
+    def _answered(self, msg_id: str, message: RawMessage) -> None:
+        future = self._questions[msg_id]
+        if message.channel != "control" or future.done():
+            return
+        try:
+            future.set_result(message.content())
+        except BadMessage as error:
+            self.count_bad(str(error))
+
+    async def ask(self, msg_type: str, content: dict[str, Any]) -> dict[str, Any]:
+        """A request on the control channel, which answers while a cell runs; the content of the reply. The caller sets a deadline."""
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        msg_id = self.send(Channel.CONTROL, msg_type, content)
+        self._questions[msg_id] = future
+        try:
+            return await future
+        finally:
+            del self._questions[msg_id]
+
+    async def largest_variables(self) -> list[dict[str, Any]]:
+        """`name`, `type` and `size` (bytes) of the largest variables, as far as the launcher can tell without running their code."""
+        found = (await self.ask("cellgate_variables_request", {"most": 5})).get("variables")
+        rows = found if isinstance(found, list) else []
+        return [
+            {"name": str(row.get("name", ""))[:100], "type": str(row.get("type", ""))[:100], "size": row["size"]}
+            for row in rows[:5]
+            if isinstance(row, dict) and isinstance(row.get("size"), int)
+        ]
 
     def process_ended(self, event: dict[str, Any]) -> None:
         self.exit_info = event

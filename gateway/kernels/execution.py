@@ -1,10 +1,11 @@
 """One cell and all that it produces: a log of events that ends with exactly one `ended`.
 
-An Execution does no I/O. The kernel feeds it and ends it; faces read its log. What it keeps is bounded by `max_output`: past it
-outputs are counted, not kept, and a `truncated` event before the end says how much is missing.
+An Execution does no I/O. The kernel feeds it and ends it; faces read its log. What it keeps is bounded by an `OutputBudget`: the
+beginning and the end of the output stay, what lies between is counted and told by a `truncated` event.
 """
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from uuid import uuid4
 import anyio
 
 from gateway.kernels.log import EventLog
-from gateway.protocol.events import OUTPUT_TYPES, EndStatus, Payload, merge_streams
+from gateway.protocol.events import EndStatus, Payload, coalesce
 from gateway.protocol.outputs import OutputCollector
 
 Cause = dict[str, Any]
@@ -31,10 +32,60 @@ class CellRequest:
     allow_stdin: bool = False
 
 
+class OutputBudget:
+    """Which outputs are kept: the first half of the limit at once, then a ring that holds the last half until the end."""
+
+    def __init__(self, max_bytes: int, max_events: int) -> None:
+        self.limit = max_bytes
+        self.size = 0
+        """Bytes of all output, kept or not."""
+        self.left_out_bytes = 0
+        self.left_out_events = 0
+        self.exceeded = False
+        """The head is full: from here on outputs wait in the ring."""
+        self._head_bytes, self._head_events = max_bytes // 2, max_events // 2
+        self._tail_bytes, self._tail_events = max_bytes - self._head_bytes, max_events - self._head_events
+        self._tail: deque[tuple[Payload, int]] = deque()
+        self._tail_size = 0
+
+    def admit(self, payload: Payload, size: int) -> bool:
+        """True when the output is to be told now; else it is in the ring, or counted as left out."""
+        self.size += size
+        if not self.exceeded and size <= self._head_bytes and self._head_events > 0:
+            self._head_bytes -= size
+            self._head_events -= 1
+            return True
+        self.exceeded = True
+        self._tail.append((payload, size))
+        self._tail_size += size
+        while self._tail and (self._tail_size > self._tail_bytes or len(self._tail) > self._tail_events):
+            self.leave_out(self._tail.popleft()[1])
+        return False
+
+    def leave_out(self, size: int) -> None:
+        self._tail_size = max(0, self._tail_size - size)
+        self.left_out_bytes += size
+        self.left_out_events += 1
+
+    @property
+    def truncated(self) -> dict[str, int] | None:
+        """Members of the `truncated` event; None when nothing is missing."""
+        if not self.left_out_events:
+            return None
+        return {"bytes": self.left_out_bytes, "events": self.left_out_events, "limit": self.limit}
+
+    def rest(self) -> list[Payload]:
+        """What the end of the cell adds: `truncated` if anything is missing, then the outputs of the ring."""
+        tail = [payload for payload, _ in self._tail]
+        self._tail.clear()
+        missing = self.truncated
+        return [*([Payload("truncated", dict(missing))] if missing else []), *coalesce(tail)]
+
+
 class Execution:
     """`queued`, then in the kernel, then ended. `done` is set after the last event is in the log."""
 
-    def __init__(self, kernel_id: str, request: CellRequest, max_output: int) -> None:
+    def __init__(self, kernel_id: str, request: CellRequest, budget: OutputBudget) -> None:
         self.id = str(uuid4())
         self.kernel_id = kernel_id
         self.request = request
@@ -49,15 +100,14 @@ class Execution:
         self.timed_out = False
         self.cancelled = False
         self.interrupted = False
+        self.climbing = False
         self.last_step: str | None = None
         self.idle_seen = False
         self.reply: dict[str, Any] | None = None
-        self.output_size = 0
-        self._max_output = max_output
-        self._left_out_events = 0
-        self._left_out_bytes = 0
+        self.budget = budget
+        self.usage: dict[str, Any] = {}
+        """What it has used, as far as the sandbox tells: `cpu_seconds`, `memory_peak`."""
         self._announced = False
-        self._queued_at = time.monotonic()
         self._started_at: float | None = None
 
     @property
@@ -87,43 +137,34 @@ class Execution:
             self.log.append([payload])
 
     def produce(self, payloads: Sequence[tuple[Payload, int]]) -> None:
-        """Outputs with their size in bytes, as they came in one read; neighbouring stream texts become one event."""
+        """Outputs with their size in bytes, as they came in one read."""
         if self.ended:
             return
         self.announce_start(None)
-        kept: list[Payload] = []
-        for payload, size in payloads:
-            if payload.type in OUTPUT_TYPES and self.output_size + size > self._max_output:
-                self._left_out_events += 1
-                self._left_out_bytes += size
-                continue
-            self.output_size += size
-            kept.append(payload)
+        before = self.budget.exceeded
+        kept = [payload for payload, size in payloads if self.budget.admit(payload, size)]
         if kept:
-            self.log.append(merge_streams(kept))
-
-    def leave_out(self, size: int) -> None:
-        """An output that did not cross the link because it was too large."""
-        self._left_out_events += 1
-        self._left_out_bytes += size
+            self.log.append(coalesce(kept))
+        if self.budget.exceeded and not before:
+            text = "The output has passed half of its limit. What follows is told when the cell ends: the last part of it, and how much is missing."
+            self.log.append([Payload("warning", {"code": "output_limit", "message": text, "limit": self.budget.limit})])
 
     def finish(self, status: EndStatus, cause: Cause | None, kernel_state: str, variables: str) -> None:
         """The end, told once; later calls change nothing."""
         if self.ended:
             return
-        if self._left_out_events:
-            members = {"bytes": self._left_out_bytes, "events": self._left_out_events, "limit": self._max_output}
-            self.log.append([Payload("truncated", members)])
+        self.log.append(self.budget.rest())
         self.status = status
         self.input_request = None
-        begun = self._started_at if self._started_at is not None else self._queued_at
+        duration = round(time.monotonic() - self._started_at, 6) if self._started_at is not None else 0.0
         self.end = {
             "status": status,
             "cause": cause,
             "execution_count": self.execution_count,
             "kernel_state": kernel_state,
             "variables": variables,
-            "duration": round(time.monotonic() - begun, 6) if self._started_at is not None else 0.0,
+            "duration": duration,
+            "usage": {"wall_seconds": duration, "output_bytes": self.budget.size, **self.usage},
         }
         self.log.append([Payload("ended", self.end)])
         self.log.close()
@@ -141,13 +182,9 @@ class Execution:
             "cause": self.end.get("cause"),
             "execution_count": self.execution_count,
             "outputs": collector.finish(),
-            "truncated": self._truncated(),
+            "truncated": self.budget.truncated,
             "kernel_state": self.end.get("kernel_state"),
             "variables": self.end.get("variables"),
             "duration": self.end.get("duration"),
+            "usage": self.end.get("usage"),
         }
-
-    def _truncated(self) -> dict[str, int] | None:
-        if not self._left_out_events:
-            return None
-        return {"bytes": self._left_out_bytes, "events": self._left_out_events, "limit": self._max_output}

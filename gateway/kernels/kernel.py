@@ -1,14 +1,14 @@
-"""One kernel: its state, its sandbox, and its life from the first start to the last word.
+"""One kernel: its state and its life from the first start to the last word.
 
-`Cells` knows what runs in it, `KernelClient` talks to the process, `Sandbox` is the box; this module ties them together and is the
+`Cells` knows what runs in it, `KernelClient` talks to the process, `Box` is its sandbox; this module ties them together and is the
 only place that changes the state. All its tasks live in the task group of `run`.
 """
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
 from typing import Any
 from uuid import uuid4
 
@@ -16,36 +16,28 @@ import anyio
 import anyio.abc
 import structlog
 
-from gateway.errors import EngineUnavailable, GatewayError, KernelDead, KernelUnavailable, LinkClosed, StartFailed, StartTimeout
-from gateway.kernels import causes, ladder, loss
+from gateway.errors import GatewayError, KernelDead, KernelUnavailable, LinkClosed, SandboxTimeout, StartFailed, StartTimeout
+from gateway.kernels import causes, ladder
+from gateway.kernels.box import Box, LinkTerms
 from gateway.kernels.cells import Cells
 from gateway.kernels.client import KernelClient
+from gateway.kernels.culler import Candidate
 from gateway.kernels.execution import Cause, CellRequest, Execution
+from gateway.kernels.launch import RestartBudget, launch
 from gateway.kernels.log import EventLog, timestamp
+from gateway.kernels.reporter import Reporter
 from gateway.kernels.state import ACCEPTS_CELLS, KernelState, check
+from gateway.kernels.wishes import KernelRequest
 from gateway.protocol.events import Payload
-from gateway.protocol.messages import BadMessage, decode_object
-from gateway.sandboxes.base import Limits, Sandbox, SandboxEngine, SandboxSpec
-from gateway.sandboxes.link import CommandFailed, Link
-from gateway.settings import KernelSpecSettings, Settings
-from gateway.supervisor import frames
+from gateway.sandboxes.base import SandboxEngine, SandboxSpec
+from gateway.sandboxes.link import CommandFailed, Link, unpack_object
+from gateway.settings import Settings
 from gateway.supervisor.frames import Channel, Frame, Kind
 
 log = structlog.get_logger()
 
 _LOG_BYTES = 8 * 1024 * 1024
 """Bytes of a kernel's own events (state changes, background output) that are kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class KernelRequest:
-    """What to start. Limits are within the spec's maximum already."""
-
-    spec_name: str
-    spec: KernelSpecSettings
-    limits: Limits
-    env: dict[str, str]
-    label: str
 
 
 class Kernel:
@@ -57,17 +49,30 @@ class Kernel:
         self.log = EventLog(None, keep_bytes=_LOG_BYTES)
         self.created_at = datetime.now(UTC)
         self.last_activity = timestamp()
-        self.sandbox: Sandbox | None = None
+        self.lifetime = request.lifetime
+        self.connections = 0
+        """Open WebSockets; only the culler cares."""
         self.cells = Cells(self.id, settings.kernels, self._cells_changed, self._background)
+        self._reporter = Reporter(self.cells, self.log)
         self._settings = settings
-        self._engine = engine
+        self._box = Box(engine, self._sandbox_spec(), self._terms(settings), settings.link, self)
         self._client: KernelClient | None = None
         self._interrupt_mode = "signal"
+        self._born = self._idle_since = anyio.current_time()
+        self._busy_since: float | None = None
+        self._revivals = RestartBudget(settings.kernels.max_restarts, settings.kernels.restart_window)
         self._closed = anyio.Event()
         self._deadline: asyncio.TimerHandle | None = None
         self._changing = anyio.Lock()
         self._tasks: anyio.abc.TaskGroup | None = None
         self._starting: anyio.CancelScope | None = None
+
+    def _sandbox_spec(self) -> SandboxSpec:
+        spec = self.request.spec
+        return SandboxSpec(self.id, spec.image, self.request.limits, spec.work_size, spec.tmp_size, spec.shm_size)
+
+    def _terms(self, settings: Settings) -> LinkTerms:
+        return LinkTerms(self.request.lifetime, self.request.spec.silence, settings.kernels.output_rate)
 
     @property
     def alive(self) -> bool:
@@ -76,20 +81,47 @@ class Kernel:
     @property
     def gone(self) -> bool:
         """Dead for good: there is no sandbox any more in which it could be restarted."""
-        return self.state is KernelState.DEAD and self.sandbox is None
+        return self.state is KernelState.DEAD and not self._box.present
 
-    def forget(self) -> None:
-        """Ends the tasks and readers of a kernel that is gone."""
-        self.log.close()
-        self._closed.set()
+    def usage(self) -> dict[str, Any]:
+        """CPU seconds, bytes of memory and of output, and executions over its life."""
+        return self._reporter.usage.document(self.cells.output_bytes, self.cells.ended_count)
+
+    @property
+    def started(self) -> bool:
+        """It has been alive once: before that its start deadline watches over it."""
+        return self.state not in (KernelState.REQUESTED, KernelState.STARTING)
+
+    @property
+    def frozen(self) -> bool:
+        return self._box.frozen
 
     @property
     def expires_at(self) -> datetime:
-        return self.created_at + timedelta(seconds=self.request.spec.lifetime)
+        return self.created_at + timedelta(seconds=self.lifetime)
+
+    @property
+    def settings(self) -> Settings:
+        return self._settings
 
     def touch(self) -> None:
         """The one place that stamps activity: a client asked for something. What the kernel emits does not count."""
         self.last_activity = timestamp()
+        self._idle_since = anyio.current_time()
+
+    def candidate(self) -> Candidate:
+        return Candidate(
+            id=self.id,
+            born=self._born,
+            idle_since=self._idle_since,
+            busy_since=self._busy_since,
+            connections=self.connections,
+            frozen=self.frozen,
+            freezable=self.state is KernelState.IDLE,
+            idle_timeout=self.request.idle_timeout,
+            lifetime=self.lifetime,
+            busy_timeout=self.request.spec.busy_timeout,
+        )
 
     # life
 
@@ -104,17 +136,14 @@ class Kernel:
         except Exception:
             log.exception("kernel_task_failed", kernel_id=self.id)
             self._die(causes.INTERNAL)
+            await self._box.remove()
 
     async def start(self) -> None:
         """Makes the sandbox and waits until the kernel answers; raises `GatewayError`. The caller then stops what is there."""
         assert self._tasks is not None
         self._set(KernelState.STARTING)
         async with self._start_deadline():
-            self.sandbox = sandbox = await self._engine.create(self._sandbox_spec(), self._make_link)
-            self._tasks.start_soon(self._watch_link, sandbox)
-            await self._wait_connected(sandbox)
-            self._tasks.start_soon(sandbox.link.keep, self._on_silence)
-            await self._launch(sandbox.link)
+            await self._launch(await self._box.open(self._tasks))
 
     @contextlib.asynccontextmanager
     async def _start_deadline(self) -> AsyncIterator[None]:
@@ -133,53 +162,21 @@ class Kernel:
             reason = (self.cause or causes.DELETED)["message"]
             raise StartFailed(f"The start was broken off. {reason}", kernel_id=self.id)
 
+    async def _launch(self, link: Link) -> None:
+        self._client = client = KernelClient(link)
+        self.cells.attach(None)
+        self._interrupt_mode = await launch(client, link, self.request, self.id)
+        self.cause = None
+        self._set(KernelState.IDLE)
+        self.cells.attach(client)
+
     async def _process_log(self) -> str:
         """The last lines the process has written so far, if the sandbox still answers."""
         try:
-            found = await self.sandbox.link.command("log", deadline=2.0) if self.sandbox else {}
+            found = await self._box.ask("log", deadline=2.0)
         except (GatewayError, CommandFailed):
             return ""
         return str(found.get("log", ""))[-4000:]
-
-    def _sandbox_spec(self) -> SandboxSpec:
-        spec = self.request.spec
-        return SandboxSpec(
-            kernel_id=self.id,
-            image=spec.image,
-            limits=self.request.limits,
-            work_size=spec.work_size,
-            tmp_size=spec.tmp_size,
-            shm_size=spec.shm_size,
-        )
-
-    def _make_link(self) -> Link:
-        spec = self.request.spec
-        return Link(self._settings.link, self._on_frames, spec.lifetime, spec.silence)
-
-    async def _wait_connected(self, sandbox: Sandbox) -> None:
-        while not sandbox.link.connected.is_set():
-            with anyio.move_on_after(0.5):
-                await sandbox.link.connected.wait()
-                return
-            if end := await sandbox.exit():
-                raise StartFailed(f"The sandbox ended before its supervisor answered: {causes.from_sandbox(end)['message']}")
-
-    async def _launch(self, link: Link) -> None:
-        """Starts a kernel process and waits for its first answer; raises `StartFailed`."""
-        self._client = client = KernelClient(link)
-        self.cells.attach(None)
-        env = {**self.request.spec.env, **self.request.env}
-        try:
-            started = await link.command("start", kernelspec=self.request.spec.kernelspec, key=client.key, env=env)
-        except CommandFailed as failure:
-            raise StartFailed(f"The kernel did not start: {failure}.", kernel_id=self.id) from None
-        self._interrupt_mode = str(started.get("interrupt_mode"))
-        if not await client.first_answer():
-            cause = causes.from_process(client.exit_info or {})
-            how = cause["signal"] or f"exit code {cause['exit_code']}"
-            raise StartFailed(f"The kernel process ended before it answered ({how}).", kernel_id=self.id, log=cause["log"])
-        self.cells.attach(client)
-        self._set(KernelState.IDLE)
 
     async def stop(self, cause: Cause) -> None:
         """Ends everything and removes the sandbox; no error when that is done already. A start or restart gives way to it."""
@@ -190,39 +187,61 @@ class Kernel:
                 self._set(KernelState.STOPPING)
                 self.cells.end_all("died", cause, KernelState.STOPPING)
             with anyio.CancelScope(shield=True):
-                await self._remove_sandbox()
+                await self._box.remove()
             self._set(KernelState.DEAD)
-            self.log.close()
-            self._closed.set()
+            self.forget()
+
+    def forget(self) -> None:
+        """Ends the tasks and readers of a kernel that is gone."""
+        self.log.close()
+        self._closed.set()
 
     async def restart(self) -> None:
         """A new process in the same box: id and files stay, variables go."""
         if self._changing.locked():
             raise KernelUnavailable("The kernel is being restarted or stopped already.", kernel_id=self.id)
         async with self._changing:
-            sandbox = self.sandbox
-            if sandbox is None or not sandbox.link.connected.is_set():
+            if self.gone:
                 raise self._dead("Its sandbox is gone, so it can't be restarted.")
+            link = await self._box.link()
             self.touch()
             self._set(KernelState.RESTARTING)
             self.cells.end_all("died", causes.RESTARTED, KernelState.RESTARTING)
-            self.cause = None
-            await self._relaunch(sandbox)
+            await self._relaunch(link)
 
-    async def _relaunch(self, sandbox: Sandbox) -> None:
+    async def _relaunch(self, link: Link) -> None:
         try:
             async with self._start_deadline():
-                await self._launch(sandbox.link)
+                await self._launch(link)
         except GatewayError as error:
             self._die(causes.plain("restart_failed", error.detail))
             raise
+
+    async def extend(self, lifetime: float | None) -> None:
+        """Keeps the kernel from being idle; with `lifetime` (seconds from now, already bounded) it may live longer."""
+        self.touch()
+        if lifetime is None:
+            return
+        wanted = anyio.current_time() - self._born + lifetime
+        await self._box.ask("extend", lifetime=wanted)
+        self.lifetime = wanted
+
+    @property
+    def age(self) -> float:
+        return anyio.current_time() - self._born
 
     # cells
 
     def execute(self, request: CellRequest) -> Execution:
         """Queues a cell; raises `KernelDead`, `KernelUnavailable`, `QueueFull`."""
+        if self.state is KernelState.DEAD and self._may_revive():
+            return self._revive(request)
         self.require_alive()
         self.touch()
+        if self.frozen:
+            assert self._tasks is not None
+            self.cells.held = True
+            self._tasks.start_soon(self._thaw)
         return self.cells.submit(request)
 
     def require_alive(self) -> None:
@@ -231,59 +250,71 @@ class Kernel:
         if not self.alive:
             raise KernelUnavailable(f"The kernel is {self.state} at the moment; try again shortly.", kernel_id=self.id)
 
-    async def interrupt(self, execution: Execution | None = None, reason: str = "client") -> Execution | None:
-        """SIGINT, or interrupt_request where the kernelspec says so, for the running cell; None when none runs."""
+    async def _thaw(self) -> None:
+        try:
+            await self._box.thaw()
+        except GatewayError as error:
+            await self.on_lost(causes.plain("engine_unavailable", f"The frozen sandbox could not be thawed. {error.detail}"))
+        else:
+            self._release()
+
+    def _may_revive(self) -> bool:
+        """Whether the next cell brings a dead kernel back: the box is there, and it has not died too often lately."""
+        ready = self._box.connected and not self._changing.locked() and not self._closed.is_set()
+        return ready and self.request.on_death == "restart" and self._revivals.left(anyio.current_time())
+
+    def _revive(self, request: CellRequest) -> Execution:
+        assert self._tasks is not None
+        why = (self.cause or {}).get("message", "The kernel was dead.")
+        text = f"This cell runs in a fresh kernel process: variables are lost, files are kept. {why}"
+        self.touch()
+        self._revivals.spend(anyio.current_time())
+        self._set(KernelState.RESTARTING)
+        notice = Payload("warning", {"code": "kernel_restarted", "message": text, "cause": self.cause})
+        execution = self.cells.submit(request, notice)
+        self._tasks.start_soon(self._bring_back)
+        return execution
+
+    async def _bring_back(self) -> None:
+        async with self._changing:
+            try:
+                await self._relaunch(await self._box.link())
+            except GatewayError as error:
+                log.warning("kernel_not_revived", kernel_id=self.id, reason=error.detail)
+                self._die(causes.plain("restart_failed", error.detail))
+
+    async def interrupt(
+        self, execution: Execution | None = None, reason: ladder.Reason = "client", up_to: ladder.Step = "kill_sandbox"
+    ) -> Execution | None:
+        """Climbs the ladder for the running cell, as far as `up_to`, in the background after its first step; None when none runs."""
         self.require_alive()
         self.touch()
         current = self.cells.current
         if current is None or (execution is not None and execution is not current):
             return None
+        assert self._tasks is not None
         current.interrupted = True
-        await self.signal_cell(current, "interrupt", reason)
+        self._tasks.start_soon(ladder.climb, self, current, reason, up_to)
         return current
 
-    async def signal_cell(self, execution: Execution, step: ladder.Step, reason: str) -> None:
-        """One interrupt, told as an event; no further cell enters the kernel until the signal is known to be delivered."""
-        execution.last_step = step
-        execution.tell(Payload("interrupt", {"step": step, "reason": reason}))
+    async def signal_cell(self, execution: Execution) -> None:
+        """One interrupt. No further cell enters the kernel until the signal is known to be delivered."""
         if self.state is KernelState.BUSY:
             self._set(KernelState.INTERRUPTING)
         self.cells.held = True
         try:
             if self._interrupt_mode == "message" and self._client is not None:
                 self._client.send(Channel.CONTROL, "interrupt_request", {})
-            elif self.sandbox is not None:
-                await self.sandbox.link.command("interrupt")
-        except (LinkClosed, CommandFailed):
+            else:
+                await self._box.ask("interrupt", execution_id=execution.id)
+        except (LinkClosed, SandboxTimeout, KernelUnavailable, CommandFailed):
             log.warning("interrupt_not_delivered", kernel_id=self.id)
         finally:
-            self.cells.held = not self.alive
-            self.cells.pump()
-
-    @property
-    def max_code(self) -> int:
-        return self._settings.kernels.max_code
-
-    @property
-    def interrupt_grace(self) -> float:
-        return self._settings.kernels.interrupt_grace
-
-    def link(self) -> Link:
-        """The way to the sandbox for file transfers, which need no kernel process; raises `KernelDead`."""
-        if self.sandbox is None or not self.sandbox.link.connected.is_set():
-            raise (
-                self._dead("Its files are gone with its sandbox.")
-                if self.gone
-                else KernelUnavailable(
-                    "The sandbox of this kernel can't be reached at the moment; try again shortly.", kernel_id=self.id
-                )
-            )
-        self.touch()
-        return self.sandbox.link
+            self._release()
 
     async def kill_process(self) -> None:
-        if self.sandbox is not None:
-            await self.sandbox.link.command("kill")
+        with contextlib.suppress(LinkClosed, SandboxTimeout, KernelUnavailable, CommandFailed):
+            await self._box.ask("kill")
 
     async def cancel(self, execution: Execution) -> None:
         """A queued cell never runs; a running one is interrupted."""
@@ -292,35 +323,44 @@ class Kernel:
         execution.cancelled = True
         await self.interrupt(execution)
 
+    async def link(self) -> Link:
+        """The way to the sandbox for file transfers, which need no kernel process; raises `KernelDead`, `KernelUnavailable`."""
+        if self.gone:
+            raise self._dead("Its files are gone with its sandbox.")
+        self.touch()
+        return await self._box.link()
+
+    async def freeze(self) -> None:
+        if self.state is KernelState.IDLE:
+            await self._box.freeze()
+
     # what happens to it
 
-    def _on_frames(self, batch: list[Frame]) -> None:
+    def on_frames(self, batch: list[Frame]) -> None:
         """Called by the link in its read callback: the whole way from the socket to the logs of the executions."""
-        messages = [frame for frame in batch if frame.kind is Kind.MESSAGE]
-        if messages and self._client is not None:
-            self.cells.take(self._client.take(messages))
-        for frame in batch:
-            if frame.kind is Kind.EVENT:
-                self._on_event(frames.unpack_json(frame.payload))
-            elif frame.kind is Kind.OVERSIZE:
-                self._on_oversize(frames.unpack_json(frame.payload))
+        for kind, run in groupby(batch, key=lambda frame: frame.kind):
+            if kind is Kind.MESSAGE and self._client is not None:
+                self.cells.take(self._client.take(run))
+            elif kind is Kind.EVENT:
+                for frame in run:
+                    self._on_event(unpack_object(frame.payload))
+            elif kind is Kind.OVERSIZE:
+                for frame in run:
+                    self._reporter.left_out(unpack_object(frame.payload))
 
     def _on_event(self, event: dict[str, Any]) -> None:
-        if event.get("event") != "kernel_exit" or self._client is None:
-            return
-        self._client.process_ended(event)
-        if self.alive:
-            self._die(causes.from_process(event))
-
-    def _on_oversize(self, value: dict[str, Any]) -> None:
-        try:
-            parent = decode_object(str(value.get("parent")).encode()).get("msg_id")
-        except BadMessage:
-            parent = None
-        size = value.get("size")
-        self.cells.oversize(parent, size if isinstance(size, int) else 0)
+        kind, client = event.get("event"), self._client
+        if kind == "usage":
+            self._reporter.used(event)
+        elif kind == "kernel_exit" and client is not None:
+            client.process_ended(event)
+            if self.alive:
+                self._die(causes.from_process(event))
+        elif self._tasks is not None and not self._closed.is_set():
+            self._tasks.start_soon(self._reporter.warn, event, self.cells.current, client)
 
     def _background(self, payload: Payload, execution_id: str, size: int) -> None:
+        self.cells.output_bytes += size
         self.log.append_bounded(Payload(payload.type, {**payload.members, "from_execution": execution_id}), size)
 
     def _cells_changed(self) -> None:
@@ -330,46 +370,23 @@ class Kernel:
             self._deadline = None
         if current is not None:
             self._set(KernelState.BUSY)
+            self._busy_since = self._busy_since or anyio.current_time()
             loop = asyncio.get_running_loop()
             self._deadline = loop.call_later(current.request.timeout, self._at_deadline, current)
-        elif self.alive and self.state is not KernelState.IDLE:
+        elif self.alive:
             self._set(KernelState.IDLE)
 
     def _at_deadline(self, execution: Execution) -> None:
         if execution.running and self._tasks is not None and not self._closed.is_set():
             execution.timed_out = True
-            self._tasks.start_soon(ladder.climb, self, execution, "timeout")
+            self._tasks.start_soon(ladder.climb, self, execution, "timeout", "kill_sandbox")
 
-    async def _watch_link(self, sandbox: Sandbox) -> None:
-        while True:
-            await sandbox.link.lost.wait()
-            cause = await loss.judge(sandbox, self._settings.link.lost_timeout)
-            if cause is not None:
-                await self._lose_sandbox(cause)
-                return
-
-    async def _on_silence(self) -> None:
-        log.warning("supervisor_silent", kernel_id=self.id)
-        await self._lose_sandbox(causes.UNREACHABLE)
-
-    async def _lose_sandbox(self, cause: Cause) -> None:
+    async def on_lost(self, cause: Cause) -> None:
+        """The sandbox is gone or given up: dead for good."""
         self._die(cause)
         with anyio.CancelScope(shield=True):
-            await self._remove_sandbox()
-
-    async def end_sandbox(self, cause: Cause) -> None:
-        """The last step of the ladder."""
-        await self._lose_sandbox(cause)
-
-    async def _remove_sandbox(self) -> None:
-        sandbox = self.sandbox
-        if sandbox is None:
-            return
-        self.sandbox = None
-        try:
-            await sandbox.remove()
-        except EngineUnavailable as error:
-            log.warning("sandbox_not_removed", kernel_id=self.id, reason=error.detail)
+            await self._box.remove()
+        self.log.append_bounded(Payload("state", {"state": str(self.state), "cause": self.cause, "gone": True}), 200)
 
     def _die(self, cause: Cause) -> None:
         if self.state in (KernelState.DEAD, KernelState.STOPPING):
@@ -383,6 +400,11 @@ class Kernel:
         if self._starting is not None:
             self._starting.cancel()
 
+    def _release(self) -> None:
+        """Lets the next cell in, unless there is no kernel for it."""
+        self.cells.held = not self.alive
+        self.cells.pump()
+
     def _dead(self, what: str) -> KernelDead:
         message = (self.cause or {}).get("message", "The kernel is dead.")
         return KernelDead(f"{message} {what}".strip(), kernel_id=self.id, cause=self.cause)
@@ -393,6 +415,9 @@ class Kernel:
         old = self.state
         check(old, new)
         self.state = new
+        if new not in (KernelState.BUSY, KernelState.INTERRUPTING):
+            self._busy_since = None
+            self._idle_since = anyio.current_time()
         if old in ACCEPTS_CELLS and new in ACCEPTS_CELLS:
             return
         self.log.append_bounded(Payload("state", {"state": str(new), "cause": self.cause}), 200)

@@ -15,23 +15,33 @@ if TYPE_CHECKING:
     from gateway.kernels.kernel import Kernel
 
 Step = Literal["interrupt", "interrupt_again", "kill_kernel", "kill_sandbox"]
+Reason = Literal["timeout", "client"]
 STEPS: tuple[Step, ...] = ("interrupt", "interrupt_again", "kill_kernel", "kill_sandbox")
 
 
-async def climb(kernel: "Kernel", execution: Execution, reason: str) -> None:
+async def climb(kernel: "Kernel", execution: Execution, reason: Reason, up_to: Step) -> None:
     """Steps until the execution has ended. Bound to it: a step for a cell that has ended is not taken."""
-    grace = kernel.interrupt_grace
-    for step in STEPS:
-        if execution.ended:
-            return
-        if step in ("interrupt", "interrupt_again"):
-            await kernel.signal_cell(execution, step, reason)
-        else:
+    if execution.climbing:
+        # Somebody is on the ladder already; two would take each step twice.
+        return
+    execution.climbing = True
+    try:
+        for step in STEPS[: STEPS.index(up_to) + 1]:
+            if execution.ended:
+                return
             execution.last_step = step
             execution.tell(Payload("interrupt", {"step": step, "reason": reason}))
-            if step == "kill_kernel":
-                await kernel.kill_process()
-            else:
-                await kernel.end_sandbox(causes.UNREACHABLE)
-        with anyio.move_on_after(grace):
-            await execution.done.wait()
+            await _take(kernel, execution, step)
+            with anyio.move_on_after(kernel.settings.kernels.interrupt_grace):
+                await execution.done.wait()
+    finally:
+        execution.climbing = False
+
+
+async def _take(kernel: "Kernel", execution: Execution, step: Step) -> None:
+    if step in ("interrupt", "interrupt_again"):
+        await kernel.signal_cell(execution)
+    elif step == "kill_kernel":
+        await kernel.kill_process()
+    else:
+        await kernel.on_lost(causes.KILLED)

@@ -1,54 +1,49 @@
-"""The one who keeps the kernels: admission, creation, look-up, removal.
+"""The one who keeps the kernels: admission, creation, look-up, culling, removal, and what is remembered of the ended.
 
 Admission is decided without an await, so that parallel requests can't slip past a limit together. Starting is CPU-bound and
 runs under a limiter; everything else on a kernel goes to the kernel itself.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import anyio
 import anyio.abc
 import structlog
 
-from gateway.errors import GatewayError, KernelNotFound, LimitExceeded, ShuttingDown, SpecNotFound, TooManyKernels
-from gateway.kernels import causes
-from gateway.kernels.kernel import Kernel, KernelRequest
-from gateway.sandboxes.base import Limits, SandboxEngine
+from gateway.errors import GatewayError, KernelNotFound, NoCapacity, ShuttingDown, TooManyKernels
+from gateway.kernels import causes, culler, wishes
+from gateway.kernels.execution import Cause
+from gateway.kernels.kernel import Kernel
+from gateway.kernels.log import timestamp
+from gateway.kernels.tombstones import Tombstone, Tombstones
+from gateway.kernels.wishes import CreateRequest
+from gateway.sandboxes.base import SandboxEngine
 from gateway.settings import MIB, KernelSpecSettings, Settings
 
 log = structlog.get_logger()
 
-_MINIMUM_MEMORY = 128 * MIB
-"""Below this not even an idle kernel with its supervisor fits."""
 _KEPT_DEAD = 256
-"""Dead kernels that are still listed with their cause; the oldest is forgotten first."""
-
-
-@dataclass(frozen=True, slots=True)
-class CreateRequest:
-    """What a client asks for; None means the spec's default. Memory in bytes, cpus in cores."""
-
-    spec: str | None = None
-    memory: int | None = None
-    cpus: float | None = None
-    pids: int | None = None
-    env: dict[str, str] = field(default_factory=dict)
-    label: str = ""
+"""Dead kernels that are still listed; past it the oldest leave only a tombstone."""
 
 
 class KernelManager:
-    def __init__(self, settings: Settings, engine: SandboxEngine) -> None:
+    """`memory`: bytes that the engine's machine has, 0 when unknown."""
+
+    def __init__(self, settings: Settings, engine: SandboxEngine, memory: int = 0) -> None:
         self._settings = settings
         self._engine = engine
+        self._memory = int(memory * settings.kernels.memory_overcommit)
         self._kernels: dict[str, Kernel] = {}
+        self._tombstones = Tombstones(settings.culling.max_tombstones, settings.culling.keep_tombstones)
         self._starts = anyio.CapacityLimiter(settings.kernels.max_parallel_starts)
         self._tasks: anyio.abc.TaskGroup | None = None
         self._stopping = False
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        """Holds all kernels' tasks until `stop_all` has been called."""
+        """Holds the culler's and all kernels' tasks until cancelled, after `stop_all`."""
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
+            tasks.start_soon(culler.run, self._candidates, self._carry_out, self._settings.culling)
             task_status.started()
             await anyio.sleep_forever()
 
@@ -60,20 +55,21 @@ class KernelManager:
         return self._settings.kernels.default_spec
 
     def list(self) -> list[Kernel]:
-        return list(self._kernels.values())
+        return [*self._kernels.values()]
 
     def get(self, kernel_id: str) -> Kernel:
-        try:
-            return self._kernels[kernel_id]
-        except KeyError:
-            raise KernelNotFound(
-                f"No kernel has the id '{kernel_id[:64]}'. GET /v1/kernels lists those that run.", kernel_id=kernel_id[:64]
-            ) from None
+        """Raises `KernelGone` for one that has ended and is remembered, `KernelNotFound` for any other."""
+        if kernel := self._kernels.get(kernel_id):
+            return kernel
+        self._tombstones.check(kernel_id)
+        raise KernelNotFound(
+            f"No kernel has the id '{kernel_id[:64]}'. GET /v1/kernels lists those that run.", kernel_id=kernel_id[:64]
+        )
 
     async def create(self, request: CreateRequest) -> Kernel:
-        """A kernel that has answered; raises what `Kernel.start` raises, `SpecNotFound`, `LimitExceeded`, `TooManyKernels`."""
-        kernel = Kernel(self._resolve(request), self._settings, self._engine)
-        self._admit()
+        """A kernel that has answered; raises what `Kernel.start` and `wishes.grant` raise, `TooManyKernels`, `NoCapacity`."""
+        kernel = Kernel(wishes.grant(request, self._settings), self._settings, self._engine)
+        self._admit(kernel.request.limits.memory)
         self._kernels[kernel.id] = kernel
         assert self._tasks is not None
         await self._tasks.start(kernel.run)
@@ -90,10 +86,7 @@ class KernelManager:
         return kernel
 
     async def delete(self, kernel_id: str) -> None:
-        kernel = self.get(kernel_id)
-        await kernel.stop(causes.DELETED)
-        self._kernels.pop(kernel_id, None)
-        log.info("kernel_deleted", kernel_id=kernel_id)
+        await self._end(self.get(kernel_id), causes.DELETED)
 
     async def stop_all(self) -> None:
         """Ends every kernel; used when the gateway stops."""
@@ -102,39 +95,61 @@ class KernelManager:
             for kernel in self.list():
                 tasks.start_soon(kernel.stop, causes.GATEWAY_STOPPED)
 
-    def _admit(self) -> None:
+    async def _end(self, kernel: Kernel, cause: Cause) -> None:
+        await kernel.stop(cause)
+        if self._kernels.pop(kernel.id, None) is not None:
+            self._bury(kernel)
+            log.info("kernel_ended", kernel_id=kernel.id, cause=(kernel.cause or cause)["code"])
+
+    def _bury(self, kernel: Kernel) -> None:
+        last = kernel.cells.last
+        stone = Tombstone(
+            kernel_id=kernel.id,
+            label=kernel.request.label,
+            cause=kernel.cause or causes.DELETED,
+            ended_at=timestamp(),
+            last_execution={"execution_id": last.id, "status": last.status, "ended": last.end} if last else None,
+            usage=kernel.usage(),
+        )
+        self._tombstones.add(stone)
+
+    # culling
+
+    def _candidates(self) -> Sequence[culler.Candidate]:
+        return [kernel.candidate() for kernel in self._kernels.values() if kernel.started]
+
+    async def _carry_out(self, verdict: culler.Verdict) -> None:
+        kernel = self._kernels.get(verdict.id)
+        if kernel is None:
+            return
+        if verdict.action == "freeze":
+            await kernel.freeze()
+        elif verdict.cause is not None:
+            await self._end(kernel, verdict.cause)
+
+    # admission
+
+    def _admit(self, memory: int) -> None:
+        """Raises `ShuttingDown`, `TooManyKernels` (the caller has enough), `NoCapacity` (the machine has)."""
         if self._stopping:
             raise ShuttingDown("The gateway is stopping and starts no kernel any more.")
         limit = self._settings.kernels.max_kernels
         boxes = [kernel for kernel in self._kernels.values() if not kernel.gone]
         if len(boxes) >= limit:
             raise TooManyKernels(
-                f"{limit} kernels run, which is the limit. Delete one (DELETE /v1/kernels/{{id}}) or wait until one ends.",
+                f"{limit} kernels run, which is the limit. Delete one (DELETE /v1/kernels/ID) or wait until one ends.",
                 limit=limit,
+            )
+        promised = sum(kernel.request.limits.memory for kernel in boxes)
+        if self._memory and promised + memory > self._memory:
+            raise NoCapacity(
+                f"{promised / MIB:.0f} of {self._memory / MIB:.0f} MiB are promised to kernels, too much for another {memory / MIB:.0f} MiB. "
+                "Ask for less memory, or try again when a kernel has ended.",
+                promised=promised,
+                capacity=self._memory,
             )
         gone = [kernel for kernel in self._kernels.values() if kernel.gone]
         for kernel in gone[: max(0, len(gone) - _KEPT_DEAD)]:
             self._kernels.pop(kernel.id)
+            self._bury(kernel)
             kernel.forget()
-
-    def _resolve(self, request: CreateRequest) -> KernelRequest:
-        name = request.spec or self._settings.kernels.default_spec
-        spec = self.specs().get(name)
-        if spec is None:
-            raise SpecNotFound(
-                f"There is no kernel spec '{name[:64]}'; there are: {', '.join(self.specs())}.", specs=[*self.specs()]
-            )
-        high = spec.maximum
-        memory = _within("memory", request.memory, spec.limits.memory, _MINIMUM_MEMORY, high.memory)
-        cpus = _within("cpus", request.cpus, spec.limits.cpus, 0.1, high.cpus)
-        pids = _within("pids", request.pids, spec.limits.pids, 32, high.pids)
-        limits = Limits(memory=int(memory), cpus=cpus, pids=int(pids))
-        return KernelRequest(spec_name=name, spec=spec, limits=limits, env=dict(request.env), label=request.label)
-
-
-def _within(name: str, wanted: float | None, default: float, low: float, high: float) -> float:
-    if wanted is None:
-        return default
-    if not low <= wanted <= high:
-        raise LimitExceeded(f"{name} {wanted:g} is not between {low:g} and {high:g}.", limit=name, minimum=low, maximum=high)
-    return wanted

@@ -29,7 +29,7 @@ ALLOWED: dict[KernelState, frozenset[KernelState]] = {
     S.STARTING: frozenset({S.IDLE, S.STOPPING, S.DEAD}),
     S.IDLE: frozenset({S.BUSY, S.RESTARTING, S.STOPPING, S.DEAD}),
     S.BUSY: frozenset({S.IDLE, S.INTERRUPTING, S.RESTARTING, S.STOPPING, S.DEAD}),
-    S.INTERRUPTING: frozenset({S.IDLE, S.RESTARTING, S.STOPPING, S.DEAD}),
+    S.INTERRUPTING: frozenset({S.IDLE, S.BUSY, S.RESTARTING, S.STOPPING, S.DEAD}),
     S.RESTARTING: frozenset({S.IDLE, S.STOPPING, S.DEAD}),
     S.STOPPING: frozenset({S.DEAD}),
     S.DEAD: frozenset({S.RESTARTING, S.STOPPING}),

@@ -66,6 +66,49 @@ class Event:
         return orjson.dumps(self.to_dict())
 
 
+def coalesce(payloads: list[Payload]) -> list[Payload]:
+    """The outputs of one read without what nobody could have seen: a burst becomes a few events, order is kept.
+
+    Outputs that a later `clear_output` of the same burst erases are dropped, of several updates of one display the last stays,
+    and neighbouring stream texts of one name become one.
+    """
+    return merge_streams(_last_updates(_after_last_clear(payloads)))
+
+
+_VISIBLE = frozenset({"stream", "display", "result", "error"})
+
+
+def _after_last_clear(payloads: list[Payload]) -> list[Payload]:
+    shown_later = False
+    for index in range(len(payloads) - 1, -1, -1):
+        payload = payloads[index]
+        # With `wait` the erasing happens at the next output: only if that is in the same burst is the rest unseen.
+        if payload.type == "clear_output" and (shown_later or not payload.members["wait"]):
+            # Updates stay: they may concern what another cell has displayed.
+            return [earlier for earlier in payloads[:index] if earlier.type == "update_display"] + payloads[index:]
+        shown_later = shown_later or payload.type in _VISIBLE
+    return payloads
+
+
+def _last_updates(payloads: list[Payload]) -> list[Payload]:
+    if sum(payload.type == "update_display" for payload in payloads) < 2:
+        return payloads
+    seen: set[str] = set()
+    kept: list[Payload] = []
+    for payload in reversed(payloads):
+        if payload.type == "update_display":
+            display_id = payload.members["display_id"] or ""
+            if display_id in seen:
+                continue
+            seen.add(display_id)
+        elif payload.type in ("display", "clear_output"):
+            # An update before a new display of the same id, or before a clear, concerns other outputs.
+            seen.clear()
+        kept.append(payload)
+    kept.reverse()
+    return kept
+
+
 def merge_streams(payloads: list[Payload]) -> list[Payload]:
     """Join neighbouring stream payloads of the same name, keeping order: a burst of prints becomes one event."""
     merged: list[Payload] = []

@@ -16,6 +16,8 @@ import orjson
 DELIMITER = b"<IDS|MSG>"
 MAX_DEPTH = 200
 """Deepest nesting that is taken; plotly figures and notebooks stay below 30."""
+_ORJSON_DEPTH = 254
+"""Deepest nesting that `orjson.dumps` takes; an event or a notebook adds a few levels around a value."""
 
 
 class BadMessage(ValueError):
@@ -89,7 +91,19 @@ def decode_json(raw: bytes) -> Any:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError:
         return _decode_leniently(raw)
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:
+        _check_depth(value)
     return value
+
+
+def _check_depth(value: Any) -> None:
+    """Raises `BadMessage` where nesting is too deep. orjson takes more levels in than it gives out, and says so fast."""
+    for _ in range(_ORJSON_DEPTH - MAX_DEPTH):
+        value = [value]
+    try:
+        orjson.dumps(value)
+    except TypeError:
+        raise BadMessage(f"nested deeper than {MAX_DEPTH}") from None
 
 
 def _decode_leniently(raw: bytes) -> Any:

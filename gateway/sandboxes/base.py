@@ -60,6 +60,8 @@ class EngineReport:
     api_version: str
     runtime: str
     findings: tuple[Finding, ...]
+    memory: int = 0
+    """Bytes that the engine's machine has; 0 when it does not say."""
 
     @property
     def problems(self) -> Sequence[Finding]:
@@ -74,6 +76,12 @@ class Sandbox(Protocol):
 
     async def exit(self) -> SandboxExit | None:
         """How it ended, None while it runs; raises `EngineUnavailable`."""
+
+    async def freeze(self) -> None:
+        """Takes the CPU from everything in it, keeping all state; raises `EngineUnavailable`."""
+
+    async def thaw(self) -> None:
+        """Gives it back; no error when it is not frozen."""
 
     async def remove(self) -> None:
         """Ends and removes it with all that belongs to it; no error when it is gone already."""

@@ -57,14 +57,15 @@ class DockerEngine:
             return await anyio.to_thread.run_sync(
                 partial(self._run, function), abandon_on_cancel=not whole, limiter=self._limiter
             )
+        except docker.errors.APIError:
+            # The daemon has answered, and refused: for the caller to judge. (It is a RequestException too.)
+            raise
         except (requests.exceptions.RequestException, OSError) as error:
             raise EngineUnavailable(
                 f"The Docker engine at {self._url()} does not answer ({type(error).__name__}). Is dockerd running, and may "
                 "this user reach its socket? `cellgate doctor` tells more."
             ) from None
-        except docker.errors.DockerException as error:
-            if isinstance(error, docker.errors.APIError):
-                raise
+        except docker.errors.DockerException:
             raise EngineUnavailable(f"There is no Docker engine at {self._url()}. Start dockerd, or set DOCKER_HOST.") from None
 
     def _run(self, function: Callable[[docker.APIClient], T]) -> T:
@@ -194,6 +195,22 @@ class DockerSandbox:
         if state.get("Running"):
             return None
         return SandboxExit(code=state.get("ExitCode"), oom_killed=bool(state.get("OOMKilled")))
+
+    async def freeze(self) -> None:
+        await self._change(lambda api: api.pause(self.name))
+
+    async def thaw(self) -> None:
+        await self._change(lambda api: api.unpause(self.name))
+
+    async def _change(self, function: Callable[[docker.APIClient], None]) -> None:
+        try:
+            await self._engine.call(function, whole=True)
+        except docker.errors.APIError as error:
+            if error.status_code not in (404, 409) and "not paused" not in str(error):
+                # 404, 409: gone, or already as it should be.
+                raise EngineUnavailable(
+                    f"The engine could not freeze or thaw a sandbox: {error.explanation or error}"
+                ) from None
 
     async def remove(self) -> None:
         self.link.close()

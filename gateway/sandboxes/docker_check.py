@@ -28,6 +28,7 @@ def report(
         version=str(version.get("Version", "unknown")),
         api_version=str(version.get("ApiVersion", "unknown")),
         runtime=settings.docker.runtime,
+        memory=int(info.get("MemTotal") or 0),
         findings=tuple(findings),
     )
 

@@ -8,7 +8,6 @@ an execution there is no queue and no task switch. Whatever breaks the protocol 
 
 import asyncio
 import secrets
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from itertools import count
@@ -18,6 +17,7 @@ import anyio
 import structlog
 
 from gateway.errors import LinkClosed, SandboxTimeout
+from gateway.protocol.messages import BadMessage, decode_object
 from gateway.settings import LinkSettings
 from gateway.supervisor import frames
 from gateway.supervisor.frames import Channel, Decoder, Frame, FrameError, Kind
@@ -25,6 +25,8 @@ from gateway.supervisor.frames import Channel, Decoder, Frame, FrameError, Kind
 log = structlog.get_logger()
 
 _ACK_BYTES = 256 * 1024
+_RATE_SLACK = 0.5
+"""Seconds of the rate that may come in one burst."""
 _ACK_DELAY = 0.05
 """What has arrived is acknowledged after so many bytes, or so many seconds."""
 
@@ -39,13 +41,24 @@ class CommandFailed(Exception):
         self.code = code
 
 
+def unpack_object(payload: bytes) -> dict[str, Any]:
+    """JSON of a frame, without what could not be told to a client again (see `decode_json`); raises `FrameError`."""
+    try:
+        return decode_object(payload)
+    except BadMessage as error:
+        raise FrameError(str(error)) from None
+
+
 class Link:
     """One sandbox's stream. `on_frames` gets the numbered frames (MESSAGE, OVERSIZE, EVENT), each once, in order."""
 
-    def __init__(self, settings: LinkSettings, on_frames: OnFrames, lifetime: float, silence: float) -> None:
+    def __init__(self, settings: LinkSettings, on_frames: OnFrames, lifetime: float, silence: float, rate: int = 0) -> None:
         self.settings = settings
-        self.last_heard = time.monotonic()
         self.bad_frames = 0
+        self.rate = rate
+        """Bytes a second that the sandbox may send; 0: as it likes."""
+        self.frozen = False
+        """True while the sandbox gets no CPU: its silence means nothing then."""
         self.lost = anyio.Event()
         """Set when the stream broke; a new Event once it is back."""
         self.connected = anyio.Event()
@@ -62,6 +75,7 @@ class Link:
         self._writable = asyncio.Event()
         self._writable.set()
         self._closed = False
+        self._heard = True
         self._owed = 0
         self._ack_timer: asyncio.TimerHandle | None = None
 
@@ -73,12 +87,14 @@ class Link:
         secret = hello.get("secret")
         if self._closed or self._transport is not None or hello.get("version") != frames.VERSION:
             return False
-        if known and not (isinstance(secret, str) and secrets.compare_digest(secret.encode(), self._secret.encode())):
+        if known and not (
+            isinstance(secret, str) and secrets.compare_digest(secret.encode("utf-8", "replace"), self._secret.encode())
+        ):
             log.warning("link_impostor")
             return False
         self._secret = self._secret or secrets.token_urlsafe(32)
         self._transport = transport
-        self.last_heard = time.monotonic()
+        self._heard = True
         welcome = {
             "version": frames.VERSION,
             "secret": self._secret,
@@ -98,17 +114,23 @@ class Link:
 
     def take(self, batch: list[Frame]) -> None:
         """Frames of one read; raises `FrameError` when they break the protocol."""
-        self.last_heard = time.monotonic()
+        self._heard = True
         numbered: list[Frame] = []
-        for frame in batch:
-            if frame.kind in frames.NUMBERED:
-                if frame.seq == self._received + 1:
-                    self._received = frame.seq
-                    numbered.append(frame)
-                elif frame.seq > self._received:
-                    raise FrameError(f"frame {frame.seq} after {self._received}")
-            else:
-                self._take_unnumbered(frame)
+        try:
+            for frame in batch:
+                if frame.kind in frames.NUMBERED:
+                    if frame.seq == self._received + 1:
+                        self._received = frame.seq
+                        numbered.append(frame)
+                    elif frame.seq > self._received:
+                        raise FrameError(f"frame {frame.seq} after {self._received}")
+                else:
+                    self._take_unnumbered(frame)
+        finally:
+            # What came before a bad frame counts as received and would never come again.
+            self._hand_on(numbered)
+
+    def _hand_on(self, numbered: list[Frame]) -> None:
         if numbered:
             self._on_frames(numbered)
             self._owed += sum(len(frame.payload) for frame in numbered)
@@ -129,7 +151,7 @@ class Link:
         if frame.kind is Kind.ACK:
             self._acknowledge(frame.seq)
         elif frame.kind is Kind.REPLY:
-            reply = frames.unpack_json(frame.payload)
+            reply = unpack_object(frame.payload)
             number = reply.get("id")
             future = self._replies.get(number) if isinstance(number, int) else None
             if future is not None and not future.done():
@@ -191,12 +213,16 @@ class Link:
         except TimeoutError:
             raise SandboxTimeout(f"The sandbox did not answer '{op}' in time.") from None
         finally:
-            self._replies.pop(number, None)
+            self.forget(number)
         if "error" in answer:
             error = answer["error"] if isinstance(answer["error"], dict) else {}
             raise CommandFailed(str(error.get("code", "")), str(error.get("message", ""))[:2000])
         result = answer.get("result")
         return result if isinstance(result, dict) else {}
+
+    def forget(self, number: int) -> None:
+        """Nobody waits for the reply to this command any more."""
+        self._replies.pop(number, None)
 
     def open_stream(self, consumer: Callable[[Frame], None]) -> int:
         """Registers who gets the frames of a new file stream; its number."""
@@ -217,11 +243,25 @@ class Link:
     def post_frame(self, frame: bytes) -> None:
         self._write(frame)
 
+    async def wait_lost(self) -> None:
+        """Waits until a stream that was there has broken."""
+        await self.connected.wait()
+        # `lost` is a new Event after each greeting, so it must be read only once there was one.
+        await self.lost.wait()
+
     async def keep(self, on_silence: Callable[[], Awaitable[None]]) -> None:
-        """Pings until cancelled; calls `on_silence` when the supervisor has said nothing for too long."""
+        """Pings until the link is closed; calls `on_silence` when the supervisor has said nothing for `lost_timeout` seconds.
+
+        Counts pings without a word rather than time on a clock: a gateway that stood still for a while has missed none.
+        """
+        missed = 0
         while True:
             await anyio.sleep(self.settings.ping_interval)
-            if time.monotonic() - self.last_heard > self.settings.lost_timeout:
+            if self._closed:
+                return
+            missed = 0 if self._heard or self.frozen else missed + 1
+            self._heard = False
+            if missed * self.settings.ping_interval >= self.settings.lost_timeout:
                 await on_silence()
             self._write(frames.pack(Kind.PING))
 
@@ -264,6 +304,7 @@ class Connection(asyncio.Protocol):
         self._greeted = False
         self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
+        self._free_at = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # A cast, since uvloop's transports are no subclass of asyncio's.
@@ -273,12 +314,17 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         assert self._transport is not None
+        if self._transport.is_closing():
+            # It has broken the protocol already; a multiplexed stream may still hold bytes of it.
+            return
         try:
             batch = self._decoder.feed(data)
             if batch and not self._greeted:
                 self._greet(batch.pop(0))
             if batch:
                 self._link.take(batch)
+            if self._link.rate:
+                self._slow_down(len(data))
         except FrameError as error:
             self._link.bad_frames += 1
             log.warning("link_protocol_error", reason=str(error))
@@ -286,11 +332,25 @@ class Connection(asyncio.Protocol):
 
     def _greet(self, frame: Frame) -> None:
         assert self._transport is not None
-        if frame.kind is not Kind.HELLO or not self._link.greet(self._transport, frames.unpack_json(frame.payload)):
+        if frame.kind is not Kind.HELLO or not self._link.greet(self._transport, unpack_object(frame.payload)):
             raise FrameError("refused greeting")
         self._greeted = True
         if self._deadline is not None:
             self._deadline.cancel()
+
+    def _slow_down(self, size: int) -> None:
+        """Reads no further until the bytes read are within the rate: the supervisor's buffer fills, and the kernel waits."""
+        assert self._transport is not None
+        loop = asyncio.get_running_loop()
+        self._free_at = max(self._free_at, loop.time()) + size / self._link.rate
+        ahead = self._free_at - loop.time()
+        if ahead > _RATE_SLACK and not self._transport.is_closing():
+            self._transport.pause_reading()
+            loop.call_later(ahead - _RATE_SLACK, self._read_on)
+
+    def _read_on(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def pause_writing(self) -> None:
         self._link.pause(True)

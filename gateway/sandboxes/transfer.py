@@ -115,6 +115,16 @@ async def read(link: Link, op: str, path: str) -> AsyncIterator[bytes]:
 async def write(link: Link, op: str, path: str, source: AsyncIterator[bytes]) -> dict[str, Any]:
     """`write` a file or `unpack` a tar from `source`; the supervisor's answer once all of it is in place."""
     stream = _Stream(link)
+    try:
+        return await _write(stream, op, path, source)
+    except CommandFailed as failure:
+        raise _translate(failure.code, str(failure)) from None
+    finally:
+        link.close_stream(stream.number)
+
+
+async def _write(stream: _Stream, op: str, path: str, source: AsyncIterator[bytes]) -> dict[str, Any]:
+    link = stream.link
     number, future = link.post(op, path=path, stream=stream.number)
     future.add_done_callback(lambda _: stream.wake())
     complete = False
@@ -126,12 +136,10 @@ async def write(link: Link, op: str, path: str, source: AsyncIterator[bytes]) ->
         await link.send_frame(frames.pack_data_end(stream.number, {}))
         complete = True
         return await link.reply(number, future, op, deadline=60.0)
-    except CommandFailed as failure:
-        raise _translate(failure.code, str(failure)) from None
     finally:
         if not complete:
             link.post_frame(frames.pack_data_end(stream.number, {"error": {"code": "cancelled"}}))
-        link.close_stream(stream.number)
+        link.forget(number)
 
 
 async def _send(stream: _Stream, data: bytes, answered: "asyncio.Future[dict[str, Any]]") -> None:

@@ -30,6 +30,7 @@ class Commands:
             "interrupt": self._interrupt,
             "kill": self._kill,
             "end": self._end,
+            "extend": self._extend,
             "memory": lambda _arguments, _reply: dict(cgroup.memory()),
             "log": lambda _arguments, _reply: {"log": self._relay.kernel.log if self._relay.kernel else ""},
             "list": lambda arguments, _reply: self._work.list(arguments["path"]),
@@ -104,7 +105,8 @@ class Commands:
         self._relay.end_kernel()
         kernel = KernelProcess(arguments["kernelspec"], arguments["key"], arguments["env"], self._work.root)
         self._relay.start_kernel(kernel)
-        return {"pid": kernel.pid, "interrupt_mode": kernel.interrupt_mode}
+        extras = kernel.spec.get("metadata", {}).get("cellgate", {})
+        return {"pid": kernel.pid, "interrupt_mode": kernel.interrupt_mode, "names_variables": extras.get("names_variables")}
 
     def _interrupt(self, _arguments: dict[str, Any], _reply: Reply) -> dict[str, Any]:
         if self._relay.kernel is not None:
@@ -119,6 +121,10 @@ class Commands:
 
     def _end(self, _arguments: dict[str, Any], _reply: Reply) -> dict[str, Any]:
         self._relay.exit_code = 0
+        return {}
+
+    def _extend(self, arguments: dict[str, Any], _reply: Reply) -> dict[str, Any]:
+        self._relay.extend(float(arguments["lifetime"]))
         return {}
 
     def _delete(self, arguments: dict[str, Any], _reply: Reply) -> dict[str, Any]:

@@ -45,15 +45,25 @@ def translated(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         code = _CODES.get(error.errno or 0, "not_a_file")
-        raise FileError(code, f"{path or '.'}: {os.strerror(error.errno or 0)}") from None
+        raise FileError(code, f"{path or '.'}: {error.strerror or error}") from None
+    except RecursionError:
+        raise FileError("not_a_file", f"{path}: nested too deep; delete it from a cell") from None
 
 
 def split(path: str) -> list[str]:
     """A relative path's components; raises `FileError` for anything but plain names."""
     parts = [part for part in path.split("/") if part]
-    if path.startswith("/") or any(part in (".", "..") or "\0" in part for part in parts):
+    if path.startswith("/") or any(part in (".", "..") or "\0" in part for part in parts) or not _can_be_named(path):
         raise FileError("invalid_path", "a path is relative to the work directory, without '.', '..' or NUL")
     return parts
+
+
+def _can_be_named(path: str) -> bool:
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class WorkDirectory:
@@ -88,7 +98,8 @@ class WorkDirectory:
             descriptor = self._open_directory(path)
             try:
                 with os.scandir(descriptor) as found:
-                    entries = [_describe(path, entry) for _, entry in zip(range(MAX_ENTRIES + 1), found, strict=False)]
+                    described = (_describe(path, entry) for _, entry in zip(range(MAX_ENTRIES + 1), found, strict=False))
+                    entries = [entry for entry in described if entry is not None]
             finally:
                 os.close(descriptor)
         complete = len(entries) <= MAX_ENTRIES
@@ -164,7 +175,8 @@ class Upload:
     def __init__(self, work: WorkDirectory, path: str, parts: list[str]) -> None:
         self.path, self.size = path, 0
         self._name = parts[-1]
-        self._temporary = f".{parts[-1][:60]}.{os.urandom(4).hex()}.upload"
+        # A part of the name, since characters of four bytes count as such toward the 255 of a name.
+        self._temporary = f".{parts[-1][:50]}.{os.urandom(4).hex()}.upload"
         with translated(path), work._parent(parts, make=True) as parent:
             self._parent = os.dup(parent)
             try:
@@ -213,8 +225,12 @@ def _type(mode: int) -> str:
     return "symlink" if stat.S_ISLNK(mode) else "other"
 
 
-def _describe(directory: str, entry: "os.DirEntry[str]") -> dict[str, Any]:
-    found = entry.stat(follow_symlinks=False)
+def _describe(directory: str, entry: "os.DirEntry[str]") -> dict[str, Any] | None:
+    """An entry of a listing; None when a cell has deleted it at this moment."""
+    try:
+        found = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return None
     prefix = f"{directory.strip('/')}/" if directory.strip("/") else ""
     return {
         "path": prefix + entry.name,

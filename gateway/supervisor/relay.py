@@ -16,6 +16,7 @@ from .commands import Commands
 from .frames import Channel, Frame, Kind
 from .linkend import LinkEnd, LinkLost
 from .process import KernelProcess
+from .watch import INTERVAL, Watch
 
 EXIT_LIFETIME, EXIT_SILENCE, EXIT_LINK = 3, 4, 5
 """Exit codes that tell the engine's record of the box why it ended."""
@@ -49,6 +50,9 @@ class Relay:
         self._lifetime, self._silence = _FIRST_CONTACT * 10, _FIRST_CONTACT
         self._redial_at = 0.0
         self._exit: dict[str, Any] | None = None
+        self._watch = Watch(self.event)
+        self._requests = 0
+        self._sampled_at = self._started
         self._exit_since = self._exit_heard = 0.0
 
     def _catch_signals(self) -> int:
@@ -101,6 +105,7 @@ class Relay:
             if kernel.output in ready and not kernel.read_output():
                 self._forget(kernel.output)
             self._watch_exit(kernel)
+            self._sample()
         self.commands.pump()
         if link.ack_due and (link.wants_to_write or self._last_round - self._heard_at > _ACK_DELAY):
             link.send(frames.pack(Kind.ACK, seq=link.received))
@@ -119,6 +124,10 @@ class Relay:
             except zmq.Again:
                 return
             self._exit_heard = self._last_round
+            if channel is Channel.SHELL:
+                # Before the reply, so that who waits for the reply has it.
+                self.event({"event": "usage", **self._watch.usage()})
+                self._requests = max(0, self._requests - 1)
             seq = link.next_seq()
             size = frames.message_size(parts)
             if size > link.max_frame:
@@ -135,6 +144,7 @@ class Relay:
             channel, parts = frames.unpack_message(frame.payload, 1 << 12)
             if self.kernel is not None and self._exit is None:
                 self.kernel.channels.send(channel, parts)
+                self._requests += channel is Channel.SHELL
             link.ack_due = True
         elif kind is Kind.ACK:
             link.acknowledge(frame.seq)
@@ -147,11 +157,24 @@ class Relay:
         else:
             self.commands.take(frame)
 
+    def _sample(self) -> None:
+        """Looks at the cgroup now and then while a request is in the kernel."""
+        if (
+            self.kernel is not None
+            and self._exit is None
+            and self._requests
+            and self._last_round - self._sampled_at >= INTERVAL
+        ):
+            self._sampled_at = self._last_round
+            self._watch.sample()
+
     # the kernel process
 
     def start_kernel(self, kernel: KernelProcess) -> None:
         self.end_kernel()
         self.kernel = kernel
+        self._requests = 0
+        self._watch = Watch(self.event)
         kernel.channels.connect(self.context)
 
     def end_kernel(self) -> None:
@@ -185,6 +208,10 @@ class Relay:
             self._forget(socket)
         kernel.close()
         self.kernel, self._exit = None, None
+
+    def extend(self, lifetime: float) -> None:
+        """The gateway has granted another lifetime, in seconds from the start of the box."""
+        self._lifetime = lifetime
 
     def event(self, value: dict[str, Any]) -> None:
         seq = self.link.next_seq()
@@ -225,7 +252,9 @@ class Relay:
             return _EXIT_QUIET
         if not self.link.connected:
             return _REDIAL
-        longest = _ACK_DELAY if self.link.ack_due else _TICK
+        longest = INTERVAL if self._requests else _TICK
+        if self.link.ack_due:
+            longest = _ACK_DELAY
         patience = self.commands.patience
         return longest if patience is None else min(patience, longest)
 

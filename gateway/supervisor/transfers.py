@@ -4,6 +4,7 @@ Out (`FileOut`, `TarOut`): DATA frames as far as the gateway's credit goes, then
 DATA is written and its size granted back as CREDIT; at DATA_END the command that opened the stream gets its REPLY.
 """
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Callable
@@ -87,11 +88,40 @@ class FileOut(_Base):
         super().abort()
 
 
-class TarOut(_Base):
-    def __init__(self, stream: int, send: Send, process: "subprocess.Popen[bytes]") -> None:
+class _Tar(_Base):
+    """A stream through a tar process."""
+
+    def __init__(self, stream: int, send: Send, process: "subprocess.Popen[bytes]", pipe: Any) -> None:
         super().__init__(stream, send)
-        self._process, self._credit = process, frames.WINDOW
-        self._pipe = _descriptor(process.stdout)
+        self._process = process
+        self._pipe, self._complaints = _descriptor(pipe), _descriptor(process.stderr)
+        self._said = b""
+
+    def _listen(self) -> None:
+        """Takes what tar complains of: nobody reading it, tar would wait for ever once the pipe is full."""
+        with contextlib.suppress(BlockingIOError):
+            self._said = (self._said + os.read(self._complaints, 65536))[:2000]
+
+    def _error(self) -> FileError | None:
+        """What the ended process means."""
+        self._listen()
+        if self._process.returncode == 0:
+            return None
+        text = self._said.decode("utf-8", "replace").strip()
+        # GNU tar calls a write that was cut short by its own name.
+        full = "No space left" in text or "Wrote only" in text
+        code = "sandbox_disk_full" if full else "malformed_archive"
+        return FileError(code, text or f"tar ended with {self._process.returncode}")
+
+    def abort(self) -> None:
+        _close(self._process)
+        super().abort()
+
+
+class TarOut(_Tar):
+    def __init__(self, stream: int, send: Send, process: "subprocess.Popen[bytes]") -> None:
+        super().__init__(stream, send, process, process.stdout)
+        self._credit = frames.WINDOW
 
     def grant(self, size: int) -> None:
         self._credit += size
@@ -99,6 +129,7 @@ class TarOut(_Base):
     def pump(self) -> bool:
         if self.done or self._credit <= 0:
             return False
+        self._listen()
         try:
             data = os.read(self._pipe, min(frames.CHUNK, self._credit))
         except BlockingIOError:
@@ -107,12 +138,8 @@ class TarOut(_Base):
             self._credit -= len(data)
             self.send(frames.pack_data(self.stream, data))
         elif self._process.poll() is not None:
-            self._finish(_tar_error(self._process))
+            self._finish(self._error())
         return bool(data)
-
-    def abort(self) -> None:
-        _close(self._process)
-        super().abort()
 
 
 class FileIn(_Base):
@@ -121,6 +148,8 @@ class FileIn(_Base):
         self._upload, self._reply = upload, reply
 
     def take(self, data: bytes) -> None:
+        if self.done:
+            return
         try:
             self._upload.write(data)
         except FileError as error:
@@ -129,7 +158,7 @@ class FileIn(_Base):
             self.send(frames.pack_credit(self.stream, len(data)))
 
     def end(self, value: dict[str, Any]) -> None:
-        if value.get("error"):
+        if self.done or value.get("error"):
             self.abort()
             return
         try:
@@ -148,15 +177,17 @@ class FileIn(_Base):
         super().abort()
 
 
-class TarIn(_Base):
+class TarIn(_Tar):
     def __init__(self, stream: int, send: Send, process: "subprocess.Popen[bytes]", reply: Reply) -> None:
-        super().__init__(stream, send)
-        self._process, self._reply = process, reply
-        self._pipe = _descriptor(process.stdin)
+        super().__init__(stream, send, process, process.stdin)
+        self._reply = reply
         self._rest = b""
         self._ending = False
 
     def take(self, data: bytes) -> None:
+        if self._process.stdin is None or self._process.stdin.closed:
+            # tar wants no more; the pipe's number may be another file's by now.
+            return
         self._rest += data
         self.pump()
 
@@ -170,6 +201,7 @@ class TarIn(_Base):
     def pump(self) -> bool:
         if self.done:
             return False
+        self._listen()
         try:
             while self._rest:
                 written = os.write(self._pipe, self._rest)
@@ -182,29 +214,16 @@ class TarIn(_Base):
         if self._ending and self._process.stdin is not None:
             self._process.stdin.close()
             if self._process.poll() is not None:
-                error = _tar_error(self._process)
+                error = self._error()
                 self._reply({"error": {"code": error.code, "message": str(error)}} if error else {"result": {}})
                 self.abort()
         return False
-
-    def abort(self) -> None:
-        _close(self._process)
-        super().abort()
 
 
 def _descriptor(pipe: Any) -> int:
     descriptor: int = pipe.fileno()
     os.set_blocking(descriptor, False)
     return descriptor
-
-
-def _tar_error(process: "subprocess.Popen[bytes]") -> FileError | None:
-    if process.returncode == 0:
-        return None
-    text = process.stderr.read(2000).decode("utf-8", "replace").strip() if process.stderr else ""
-    full = "No space left" in text
-    code = "sandbox_disk_full" if full else "malformed_archive"
-    return FileError(code, text or f"tar ended with {process.returncode}")
 
 
 def _close(process: "subprocess.Popen[bytes]") -> None:

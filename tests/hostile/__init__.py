@@ -1,0 +1,1 @@
+"""Cells as attackers: what code in a kernel tries against its sandbox, its neighbours, the gateway and the host."""

@@ -1,0 +1,636 @@
+"""The supervisor's loop on this host, between a scripted gateway and a real process with real ZMQ sockets.
+
+Ending a kernel means SIGKILL to every process of a sandbox, and this is none: here it means the kernel's own process group, and
+any attempt at more fails the test (see `safe`).
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.supervisor import frames, process, relay
+from gateway.supervisor.frames import Channel, Kind
+from gateway.supervisor.linkend import LinkEnd
+from gateway.supervisor.process import KernelProcess
+from gateway.supervisor.relay import Relay
+from tests.unit import toy_kernel
+from tests.unit.hosts import PATIENCE, Host
+
+
+@pytest.fixture(autouse=True)
+def safe(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """No signal leaves the process groups of the kernels that a test has started; the pids of the kernels killed."""
+    killed: list[int] = []
+    real_kill = os.kill
+
+    def kill(pid: int, number: int) -> None:
+        assert pid > 1, f"os.kill({pid}, {number})"
+        real_kill(pid, number)
+
+    def kill_kernel(kernel: KernelProcess) -> None:
+        assert kernel.pid > 1
+        killed.append(kernel.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(kernel.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(os, "kill", kill)
+    monkeypatch.setattr(KernelProcess, "kill", kill_kernel)
+    return killed
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """Gives back the signal handlers, which a Relay takes for the whole process."""
+    taken = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
+    before = [signal.getsignal(number) for number in taken]
+    wakeup = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(wakeup)
+    yield
+    signal.set_wakeup_fd(wakeup)
+    for number, handler in zip(taken, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of kernelspecs with the toy kernel in it."""
+    directory = tmp_path / "kernels"
+    monkeypatch.setattr(process, "_SPEC_DIRS", (str(directory),))
+    install(directory, "toy", {"argv": [sys.executable, toy_kernel.__file__, "{connection_file}"], "env": {"FROM_SPEC": "1"}})
+    return directory
+
+
+def install(directory: Path, name: str, spec: Any) -> None:
+    (directory / name).mkdir(parents=True)
+    (directory / name / "kernel.json").write_text(spec if isinstance(spec, str) else json.dumps(spec))
+
+
+class Supervisor:
+    """A Relay whose loop runs in a thread, and the host that it dials."""
+
+    def __init__(self, host: Host, work: Path) -> None:
+        self.host = host
+        self.relay = Relay(LinkEnd(host.path), str(work))
+        self.thread = threading.Thread(target=self._run)
+        self.code: int | None = None
+        self.error: BaseException | None = None
+
+    def _run(self) -> None:
+        try:
+            self.code = self.relay.run()
+        except BaseException as error:  # noqa: BLE001  # told to the test at `end`
+            self.error = error
+
+    def end(self) -> int | None:
+        """Waits for the loop's end; its exit code."""
+        self.thread.join(PATIENCE)
+        assert not self.thread.is_alive()
+        if self.error is not None:
+            raise self.error
+        return self.code
+
+    def start(self, **arguments: Any) -> dict[str, Any]:
+        return self.host.command("start", **{"kernelspec": "toy", "key": "k", "env": {}, **arguments})
+
+    def order(self, acknowledge: bool = True, **order: Any) -> None:
+        """Gives the toy kernel an order and waits until it is done; shell may overtake iopub."""
+        before = len(self.host.messages(Channel.SHELL))
+        self.host.request(json.dumps(order).encode())
+        deadline = time.monotonic() + PATIENCE
+        while len(self.host.messages(Channel.SHELL)) == before:
+            assert time.monotonic() < deadline
+            self.host.take(acknowledge)
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path, specs: Path, signals: None) -> Iterator[Supervisor]:
+    work = tmp_path / "work"
+    work.mkdir()
+    host = Host(tmp_path / "s")
+    before = set(Path("/tmp").glob(".cellgate-*"))
+    supervisor = Supervisor(host, work)
+    supervisor.thread.start()
+    yield supervisor
+    supervisor.relay.exit_code = supervisor.relay.exit_code or 0
+    supervisor.end()
+    if supervisor.relay.kernel is not None:
+        supervisor.relay.end_kernel()
+    supervisor.relay.link.close()
+    supervisor.relay.context.destroy(0)
+    host.close()
+    assert set(Path("/tmp").glob(".cellgate-*")) <= before
+
+
+def numbers(host: Host) -> list[int]:
+    """The numbers in the outputs taken so far, in order."""
+    return [json.loads(parts[6])["number"] for parts in host.messages(Channel.IOPUB) if b"stream" in parts[3]]
+
+
+def take_outputs(host: Host, count: int, acknowledge: bool = True) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while len(numbers(host)) < count:
+        assert time.monotonic() < deadline, len(numbers(host))
+        host.take(acknowledge)
+
+
+# a kernel
+
+
+def test_a_kernel_is_started_and_answers(supervisor: Supervisor) -> None:
+    host = supervisor.host
+    assert host.greet()["kernel"] is None
+    started = supervisor.start()["result"]
+    assert started["pid"] > 1
+    assert started["interrupt_mode"] == "signal"
+    supervisor.order(emit=3)
+    take_outputs(host, 3)
+    assert numbers(host) == [0, 1, 2]
+    assert [frame.seq for frame in host.kept] == list(range(1, len(host.kept) + 1))
+
+
+def test_the_kernel_gets_its_environment_and_directory(supervisor: Supervisor, specs: Path, tmp_path: Path) -> None:
+    program = "import os, sys; print(os.environ['FROM_SPEC'], os.environ['FROM_REQUEST'], os.getcwd(), sys.argv[1])"
+    argv = [sys.executable, "-c", program, "{resource_dir}"]
+    install(specs, "printer", {"argv": argv, "env": {"FROM_SPEC": "a", "FROM_REQUEST": "spec"}})
+    supervisor.host.greet()
+    supervisor.start(kernelspec="printer", env={"FROM_REQUEST": "b"})
+    supervisor.host.until(Kind.EVENT)
+    (exit_event,) = supervisor.host.events("kernel_exit")
+    assert exit_event["log"] == f"a b {tmp_path / 'work'} {specs / 'printer'}\n"
+    assert (exit_event["code"], exit_event["signal"]) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (None, "no kernelspec named 'other'"),
+        ("{", "can't be read"),
+        ({}, "can't be started"),
+        ({"argv": []}, "can't be started"),
+        ({"argv": ["/no/such/program"]}, "can't be started"),
+    ],
+)
+def test_a_kernel_that_cannot_be_started(supervisor: Supervisor, specs: Path, spec: Any, reason: str) -> None:
+    if spec is not None:
+        install(specs, "other", spec)
+    supervisor.host.greet()
+    reply = supervisor.start(kernelspec="other")
+    assert reply["error"]["code"] == "start_failed"
+    assert reason in reply["error"]["message"]
+    assert "result" in supervisor.start()
+
+
+def test_the_end_of_the_process_is_told_after_its_last_output(supervisor: Supervisor) -> None:
+    host = supervisor.host
+    host.greet()
+    pid = supervisor.start()["result"]["pid"]
+    supervisor.order(say="last words", emit=500, size=100, exit=3)
+    while not host.events("kernel_exit"):
+        host.take()
+    assert numbers(host) == list(range(500))
+    (exit_event,) = host.events("kernel_exit")
+    assert (exit_event["pid"], exit_event["code"], exit_event["signal"]) == (pid, 3, None)
+    assert exit_event["log"].endswith("last words\n")
+    assert exit_event["cpu_seconds"] > 0
+    assert exit_event["max_rss"] > 1_000_000
+    assert host.kept[-1].kind is Kind.EVENT
+
+
+def test_a_signal_is_told_by_its_name(supervisor: Supervisor) -> None:
+    supervisor.host.greet()
+    supervisor.start()
+    supervisor.order(signal=signal.SIGSEGV)
+    while not supervisor.host.events("kernel_exit"):
+        supervisor.host.take()
+    (exit_event,) = supervisor.host.events("kernel_exit")
+    assert (exit_event["code"], exit_event["signal"]) == (None, "SIGSEGV")
+
+
+def test_kill_ends_the_process_and_says_so_by_the_event(supervisor: Supervisor, safe: list[int]) -> None:
+    supervisor.host.greet()
+    pid = supervisor.start()["result"]["pid"]
+    supervisor.order()
+    assert supervisor.host.command("kill") == {"result": {}}
+    while not supervisor.host.events("kernel_exit"):
+        supervisor.host.take()
+    assert supervisor.host.events("kernel_exit")[0]["signal"] == "SIGKILL"
+    assert pid in safe
+    # Nobody is there, and that is no error.
+    assert supervisor.host.command("kill") == {"result": {}}
+    assert supervisor.host.command("interrupt") == {"result": {}}
+
+
+def test_a_second_start_replaces_the_first_without_an_event(supervisor: Supervisor) -> None:
+    host = supervisor.host
+    host.greet()
+    first = supervisor.start()["result"]["pid"]
+    supervisor.order(emit=1)
+    second = supervisor.start()["result"]["pid"]
+    assert first != second
+    supervisor.order(emit=5)
+    take_outputs(host, 6)
+    assert numbers(host) == [0, 0, 1, 2, 3, 4]
+    assert host.events("kernel_exit") == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(first, 0)
+
+
+def test_an_interrupt_reaches_the_process_and_its_children(supervisor: Supervisor, specs: Path) -> None:
+    program = "import signal, subprocess; subprocess.run(['sleep', '600']); print('child', flush=True); signal.pause()"
+    install(
+        specs,
+        "waiter",
+        {"argv": [sys.executable, "-c", f"try:\n exec({program!r})\nexcept KeyboardInterrupt: print('got it')"]},
+    )
+    supervisor.host.greet()
+    supervisor.start(kernelspec="waiter")
+    deadline = time.monotonic() + PATIENCE
+    while not supervisor.host.events("kernel_exit"):
+        supervisor.host.command("interrupt")
+        time.sleep(0.05)
+        assert time.monotonic() < deadline
+    assert "got it" in supervisor.host.events("kernel_exit")[0]["log"]
+
+
+def test_the_log_is_the_tail_of_what_the_process_has_said(supervisor: Supervisor) -> None:
+    supervisor.host.greet()
+    supervisor.start()
+    for number in range(5):
+        supervisor.order(say=f"{number}" * 10_000)
+    deadline = time.monotonic() + PATIENCE
+    while not (log := supervisor.host.command("log")["result"]["log"]).endswith("4\n"):
+        assert time.monotonic() < deadline
+    assert len(log) == process.LOG_TAIL
+
+
+def test_messages_without_a_kernel_are_acknowledged_and_dropped(supervisor: Supervisor) -> None:
+    supervisor.host.greet()
+    supervisor.host.request(b"{}")
+    assert supervisor.host.until(Kind.ACK).seq == 1
+    supervisor.start()
+    supervisor.order()
+    assert len(supervisor.host.messages(Channel.SHELL)) == 1
+
+
+def test_a_message_that_comes_twice_is_passed_on_once(supervisor: Supervisor) -> None:
+    host = supervisor.host
+    host.greet()
+    supervisor.start()
+    supervisor.order(emit=1)
+    host.sent -= 1
+    host.request(json.dumps({"emit": 100}).encode())
+    supervisor.order(emit=1)
+    take_outputs(host, 2)
+    assert numbers(host) == [0, 0]
+
+
+# bounds
+
+
+def test_a_message_above_the_limit_is_told_and_left_out(supervisor: Supervisor) -> None:
+    host = supervisor.host
+    host.greet(max_frame=10_000)
+    supervisor.start()
+    supervisor.order(emit=1, size=100, id="cell")
+    supervisor.order(emit=2, size=20_000, id="cell")
+    supervisor.order(emit=1, size=100)
+    take_outputs(host, 2)
+    reports = [frames.unpack_json(frame.payload) for frame in host.kept if frame.kind is Kind.OVERSIZE]
+    assert len(reports) == 2
+    assert json.loads(reports[0]["parent"]) == {"msg_id": "cell"}
+    assert json.loads(reports[0]["header"])["msg_type"] == "stream"
+    assert reports[0]["size"] > 20_000
+    assert reports[0]["channel"] == Channel.IOPUB
+
+
+def test_a_message_of_too_many_parts_is_told_and_left_out(supervisor: Supervisor) -> None:
+    host = supervisor.host
+    host.greet()
+    supervisor.start()
+    supervisor.order(emit=1, buffers=70_000, id="cell")
+    supervisor.order(emit=1, buffers=5)
+    take_outputs(host, 1)
+    (report,) = [frames.unpack_json(frame.payload) for frame in host.kept if frame.kind is Kind.OVERSIZE]
+    assert json.loads(report["parent"]) == {"msg_id": "cell"}
+
+
+def test_congestion_stops_reading_and_nothing_is_lost(supervisor: Supervisor) -> None:
+    """Nobody acknowledges: the supervisor takes no more from the kernel, and the kernel waits. Then everything comes, in order."""
+    host = supervisor.host
+    host.greet(max_unacknowledged=50_000)
+    supervisor.start()
+    host.request(json.dumps({"emit": 3000, "size": 1000}).encode())
+    with pytest.raises(TimeoutError):
+        take_until_quiet(host)
+    unacknowledged = sum(len(frame.payload) for frame in host.kept)
+    assert 45_000 < unacknowledged < 60_000
+    assert host.messages(Channel.SHELL) == []
+    host.send(frames.pack(Kind.ACK, seq=host.received))
+    take_outputs(host, 3000)
+    assert numbers(host) == list(range(3000))
+
+
+def take_until_quiet(host: Host) -> None:
+    assert host.stream is not None
+    host.stream.settimeout(0.3)
+    try:
+        while True:
+            host.take(acknowledge=False)
+    finally:
+        host.stream.settimeout(PATIENCE)
+
+
+def test_a_kernel_that_dies_while_its_output_waits_loses_none_of_it(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway is away or slow for longer than the supervisor would wait for a dead kernel's sockets to fall silent."""
+    monkeypatch.setattr(relay, "_EXIT_PATIENCE", 0.1)
+    host = supervisor.host
+    host.greet(max_unacknowledged=50_000)
+    supervisor.start()
+    host.request(json.dumps({"emit": 120, "size": 1000, "exit": 0}).encode())
+    with pytest.raises(TimeoutError):
+        take_until_quiet(host)
+    assert supervisor.relay.kernel is not None
+    deadline = time.monotonic() + PATIENCE
+    while supervisor.relay._exit is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.3)
+    assert host.events("kernel_exit") == []
+    host.send(frames.pack(Kind.ACK, seq=host.received))
+    while not host.events("kernel_exit"):
+        host.take()
+    assert numbers(host) == list(range(120))
+    assert host.kept[-1].kind is Kind.EVENT
+
+
+# the link
+
+
+def test_it_calls_again_and_sends_what_is_missing(supervisor: Supervisor) -> None:
+    host = supervisor.host
+    host.greet()
+    pid = supervisor.start()["result"]["pid"]
+    supervisor.order(emit=10)
+    take_outputs(host, 10)
+    host.request(json.dumps({"emit": 2000, "size": 100, "sleep": 0.05}).encode())
+    take_outputs(host, 200, acknowledge=False)
+    host.hang_up()
+    hello = host.greet()
+    assert (hello["secret"], hello["kernel"]["pid"]) == ("s", pid)
+    assert hello["received"] == host.sent
+    take_outputs(host, 2010)
+    assert numbers(host) == [*range(10), *range(2000)]
+
+
+def test_what_happens_without_a_gateway_is_told_afterwards(supervisor: Supervisor) -> None:
+    host = supervisor.host
+    host.greet()
+    supervisor.start()
+    supervisor.order()
+    host.request(json.dumps({"sleep": 0.2, "emit": 50, "exit": 9}).encode())
+    host.hang_up()
+    time.sleep(0.5)
+    host.greet()
+    while not host.events("kernel_exit"):
+        host.take()
+    assert numbers(host) == list(range(50))
+    assert host.events("kernel_exit")[0]["code"] == 9
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff" * 30,
+        frames.pack(Kind.COMMAND, b"no json"),
+        frames.pack(Kind.COMMAND, b"[]"),
+        frames.pack(Kind.MESSAGE, b"", 1),
+        frames.pack(Kind.DATA, b""),
+        frames.pack(Kind.CREDIT, b"1"),
+        frames.pack(Kind.WELCOME, b"{}"),
+        frames.pack(Kind.WELCOME, b'{"lifetime": "long"}'),
+    ],
+    ids=["noise", "no JSON", "no object", "message", "data", "credit", "welcome", "welcome of another shape"],
+)
+def test_nonsense_from_the_gateway_costs_the_stream_alone(supervisor: Supervisor, data: bytes) -> None:
+    """A kernel with somebody's variables must not end because a gateway has a fault."""
+    host = supervisor.host
+    host.greet()
+    pid = supervisor.start()["result"]["pid"]
+    supervisor.order(emit=1)
+    host.send(data)
+    assert host.greet()["kernel"]["pid"] == pid
+    host.sent = supervisor.relay.link.received
+    supervisor.order(emit=1)
+    take_outputs(host, 2)
+
+
+def test_pings_are_answered(supervisor: Supervisor) -> None:
+    supervisor.host.greet()
+    supervisor.host.send(frames.pack(Kind.PING))
+    assert supervisor.host.frame().kind is Kind.PONG
+
+
+# commands
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments"),
+    [
+        ("start", {}),
+        ("start", {"kernelspec": "toy", "key": "k", "env": None}),
+        ("start", {"kernelspec": "toy", "key": "k", "env": {"A": 1}}),
+        ("start", {"kernelspec": ["toy"], "key": "k", "env": {}}),
+        ("start", {"kernelspec": "to\0y", "key": "k", "env": {}}),
+        ("list", {}),
+        ("list", {"path": None}),
+        ("stat", {"path": 7}),
+        ("delete", {"path": ["x"]}),
+        ("read", {"path": "x"}),
+        ("write", {"path": {}, "stream": 3}),
+        ("pack", {"path": ""}),
+        ("unpack", {"stream": 3}),
+        ("no such operation", {}),
+        ("", {}),
+        (None, {}),
+        (["list"], {}),
+    ],
+)
+def test_a_command_of_another_shape_is_refused(supervisor: Supervisor, op: Any, arguments: dict[str, Any]) -> None:
+    (Path(supervisor.relay.commands._work.root) / "x").touch()
+    supervisor.host.greet()
+    reply = supervisor.host.command(op, **arguments)
+    assert reply["error"]["code"]
+    assert reply["error"]["message"]
+    assert "entries" in supervisor.host.command("list", path="")["result"]
+
+
+def test_a_command_without_a_number_costs_the_stream_alone(supervisor: Supervisor) -> None:
+    supervisor.host.greet()
+    supervisor.host.send(frames.pack_json(Kind.COMMAND, {"op": "list", "path": ""}))
+    supervisor.host.greet()
+    assert "result" in supervisor.host.command("list", path="")
+
+
+def test_memory_is_known_or_none(supervisor: Supervisor) -> None:
+    supervisor.host.greet()
+    found = supervisor.host.command("memory")["result"]
+    assert set(found) == {"memory_used", "memory_peak", "memory_limit", "oom_kills"}
+    assert all(value is None or isinstance(value, int) for value in found.values())
+
+
+def test_end_ends_the_loop(supervisor: Supervisor) -> None:
+    supervisor.host.greet()
+    supervisor.start()
+    assert supervisor.host.command("end") == {"result": {}}
+    assert supervisor.end() == 0
+
+
+def test_files_move_in_and_out(supervisor: Supervisor) -> None:
+    host = supervisor.host
+    host.greet()
+    content = os.urandom(3 * frames.WINDOW + 17)
+    host._commands += 1
+    host.send(frames.pack_json(Kind.COMMAND, {"id": host._commands, "op": "write", "path": "a/b", "stream": 9}))
+    credit, rest = frames.WINDOW, content
+    while rest:
+        while credit <= 0:
+            credit += frames.unpack_credit(host.until(Kind.CREDIT).payload)[1]
+        size = min(frames.CHUNK, credit)
+        host.send(frames.pack_data(9, rest[:size]))
+        credit, rest = credit - size, rest[size:]
+    host.send(frames.pack_data_end(9, {}))
+    assert frames.unpack_json(host.until(Kind.REPLY).payload)["result"] == {"size": len(content)}
+
+    assert host.command("read", path="a/b", stream=10) == {"result": {"size": len(content)}}
+    found = b""
+    while (frame := host.frame()).kind is Kind.DATA:
+        chunk = frames.unpack_data(frame.payload)[1]
+        found += chunk
+        host.send(frames.pack_credit(10, len(chunk)))
+    assert frame.kind is Kind.DATA_END
+    assert found == content
+    assert host.command("stat", path="a/b")["result"] == {"type": "file", "size": len(content)}
+    assert host.command("delete", path="a") == {"result": {}}
+    assert host.command("list", path="")["result"]["entries"] == []
+    assert host.command("stat", path="a/b")["error"]["code"] == "file_not_found"
+
+
+def test_a_transfer_is_broken_off_with_the_stream(supervisor: Supervisor) -> None:
+    host = supervisor.host
+    host.greet()
+    host.send(frames.pack_json(Kind.COMMAND, {"id": 1, "op": "write", "path": "x", "stream": 9}))
+    host.send(frames.pack_data(9, b"half"))
+    host.until(Kind.CREDIT)
+    host.hang_up()
+    host.greet()
+    assert host.command("list", path="")["result"]["entries"] == []
+    # Its number may be used again.
+    host.send(frames.pack_data(9, b"for nobody"))
+    assert host.command("list", path="")["result"]["entries"] == []
+
+
+# the clock
+
+
+def test_silence_ends_the_box(supervisor: Supervisor) -> None:
+    supervisor.host.greet(silence=0.2)
+    supervisor.start()
+    assert supervisor.end() == relay.EXIT_SILENCE
+
+
+def test_a_gateway_that_speaks_is_no_silence(supervisor: Supervisor) -> None:
+    supervisor.host.greet(silence=1.0)
+    end = time.monotonic() + 2.0
+    while time.monotonic() < end:
+        supervisor.host.send(frames.pack(Kind.PING))
+        supervisor.host.until(Kind.PONG)
+        time.sleep(0.05)
+    assert supervisor.relay.exit_code is None
+
+
+def test_a_lost_gateway_is_silence(supervisor: Supervisor) -> None:
+    supervisor.host.greet(silence=0.3)
+    supervisor.host.close()
+    assert supervisor.end() == relay.EXIT_SILENCE
+
+
+def test_the_lifetime_ends_the_box_however_busy(supervisor: Supervisor) -> None:
+    supervisor.host.greet(lifetime=0.5)
+    with contextlib.suppress(OSError, EOFError):
+        while True:
+            supervisor.host.send(frames.pack(Kind.PING))
+            supervisor.host.frame()
+    assert supervisor.end() == relay.EXIT_LIFETIME
+
+
+def test_the_lifetime_can_be_extended(supervisor: Supervisor) -> None:
+    supervisor.host.greet(lifetime=0.5)
+    assert supervisor.host.command("extend", lifetime=600) == {"result": {}}
+    time.sleep(0.7)
+    assert "result" in supervisor.host.command("list", path="")
+    supervisor.host.command("extend", lifetime=0.1)
+    assert supervisor.end() == relay.EXIT_LIFETIME
+
+
+def test_sigterm_ends_the_box_at_once(supervisor: Supervisor) -> None:
+    supervisor.host.greet()
+    supervisor.host.command("list", path="")
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert supervisor.end() == 0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The monotonic clock, to be set: the first item is the time."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_time_in_which_the_box_was_frozen_is_no_silence(tmp_path: Path, signals: None, clock: list[float]) -> None:
+    supervisor = Relay(LinkEnd(str(tmp_path / "s")), str(tmp_path))
+    supervisor._silence, supervisor._lifetime = 30.0, 1e9
+    for _ in range(10):
+        clock[0] += 3600
+        supervisor._clock()
+        assert supervisor.exit_code is None
+    # Each of those hours counts as one round; the rest of the time is made of rounds that it was awake in.
+    for _ in range(20):
+        assert supervisor.exit_code is None
+        clock[0] += 1.0
+        supervisor._clock()
+    assert supervisor.exit_code == relay.EXIT_SILENCE
+    supervisor.context.destroy(0)
+
+
+def test_standard_streams_that_end_end_the_box() -> None:
+    """In a process of its own, and without a kernel: so there is nothing that could be killed."""
+    program = """if True:
+        import sys
+        from gateway.supervisor.linkend import LinkEnd
+        from gateway.supervisor.relay import Relay
+        sys.exit(Relay(LinkEnd(None), ".").run())
+    """
+    done = subprocess.run([sys.executable, "-c", program], input=b"", capture_output=True, timeout=30, check=False)
+    assert done.returncode == relay.EXIT_LINK
+    assert done.stderr == b""
+
+
+def test_the_program_refuses_to_run_outside_of_a_sandbox() -> None:
+    """Its way of ending a kernel would end everything that its user runs here."""
+    command = [sys.executable, "-m", "gateway.supervisor", "--link", "/nowhere"]
+    done = subprocess.run(command, capture_output=True, timeout=30, check=False)
+    assert done.returncode == 2
+    assert b"only as init's child in a sandbox" in done.stderr

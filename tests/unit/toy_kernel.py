@@ -1,0 +1,66 @@
+"""A kernel process for tests of the supervisor: real ZMQ sockets, and no computing. Run with the path of a connection file.
+
+Each shell request's last part is a JSON order. It is carried out and answered on shell with the same parts, so that a test can
+tell when it is done: `emit` messages of `size` bytes on iopub, `parts` of them each; `say` text on stdout; `exit` or `signal`.
+"""
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import zmq
+
+DELIMITER = b"<IDS|MSG>"
+
+
+def header(kind: str, number: int = 0) -> bytes:
+    return json.dumps({"msg_type": kind, "msg_id": f"{kind}-{number}"}).encode()
+
+
+def main(path: str) -> None:
+    with open(path, encoding="utf-8") as file:
+        info = json.load(file)
+    context = zmq.Context()
+    sockets = {}
+    for name, kind in (("shell", zmq.ROUTER), ("control", zmq.ROUTER), ("stdin", zmq.ROUTER), ("iopub", zmq.XPUB)):
+        sockets[name] = context.socket(kind)
+        sockets[name].linger = -1
+        sockets[name].sndhwm = 100
+        if kind == zmq.XPUB:
+            # As the real launcher does: an output waits for its reader and is not dropped.
+            sockets[name].setsockopt(zmq.XPUB_NODROP, 1)
+        sockets[name].bind(f"ipc://{info['ip']}-{info[f'{name}_port']}")
+    sockets["iopub"].recv()  # The supervisor's subscription has arrived.
+    print("toy kernel is up", flush=True)
+    while True:
+        identity, *parts = sockets["shell"].recv_multipart()
+        order = json.loads(parts[-1])
+        carry_out(order, sockets["iopub"])
+        sockets["shell"].send_multipart([identity, *parts])
+        if "exit" in order or "signal" in order:
+            for socket in sockets.values():
+                socket.close()
+            context.term()
+            if "signal" in order:
+                os.kill(os.getpid(), order["signal"])
+            os._exit(order["exit"])
+
+
+def carry_out(order: dict[str, Any], iopub: Any) -> None:
+    if "say" in order:
+        print(order["say"], flush=True)
+    if "spawn" in order:
+        os.spawnlp(os.P_NOWAIT, "sleep", "sleep", str(order["spawn"]))
+    parent = json.dumps({"msg_id": order.get("id")}).encode()
+    size = order.get("size", 0)
+    for number in range(order.get("emit", 0)):
+        body = json.dumps({"number": number}).encode().ljust(size)
+        buffers = [b"b"] * order.get("buffers", 0)
+        iopub.send_multipart([b"topic", DELIMITER, b"", header("stream", number), parent, b"{}", body, *buffers])
+    time.sleep(order.get("sleep", 0))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
