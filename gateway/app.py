@@ -160,20 +160,24 @@ def _run(settings: Settings, on_ready: Callable[[str], None], on_server: Callabl
     server = _server(app, settings)
     server.on_ready = on_ready
     on_server(server)
+    stopped = False
     try:
         server.run()
     except SystemExit:
-        raise ConfigurationError(
-            f"The gateway can't listen on {settings.server.host}:{settings.server.port}. Is another one running? Choose another --port."
-        ) from None
+        stopped = True
     error = getattr(app.state, "startup_error", None)
     if error is not None:
         raise error
+    if stopped:
+        raise ConfigurationError(
+            f"The gateway can't listen on {settings.server.host}:{settings.server.port}. Is another one running? Choose another --port."
+        )
 
 
 @contextlib.contextmanager
 def serving(settings: Settings) -> Iterator[str]:
     """A gateway in a thread of this process; yields its URL, and stops it at the end. Raises what `serve` raises."""
+    telemetry.configure(settings.log_level, settings.log_format)
     ready = threading.Event()
     found: dict[str, Any] = {}
 
@@ -184,7 +188,7 @@ def serving(settings: Settings) -> Iterator[str]:
     def run() -> None:
         try:
             _run(settings, on_ready, lambda server: found.update(server=server))
-        except GatewayError as error:
+        except Exception as error:  # noqa: BLE001 - raised again by whoever waits for the thread
             found["error"] = error
         finally:
             ready.set()
@@ -193,8 +197,8 @@ def serving(settings: Settings) -> Iterator[str]:
     thread.start()
     try:
         ready.wait()
-        if "error" in found:
-            raise found["error"]
+        if "url" not in found:
+            raise found.get("error") or ConfigurationError("The gateway ended before it was ready.")
         yield found["url"]
     finally:
         if "server" in found:

@@ -190,6 +190,7 @@ class ResultDocument(BaseModel):
     execution_count: int | None
     outputs: list[dict[str, Any]] = Field(description="nbformat 4 outputs")
     truncated: dict[str, int] | None = Field(description="Bytes and events left out past the output limit")
+    warnings: list[dict[str, Any]] = Field(description="Members of the warning events: code, message and facts")
     kernel_state: str | None
     variables: Literal["kept", "lost"] | None
     duration: float | None = Field(description="Seconds in the kernel")

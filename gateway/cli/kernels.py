@@ -65,6 +65,8 @@ def _print_table(found: list[dict[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from gateway.notebook.terminal import clean
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("id", "state", "cells", "queue", "memory", "active", "label"):
         table.add_column(name, no_wrap=name != "label", justify="right" if name in ("cells", "queue", "memory") else "left")
@@ -79,7 +81,7 @@ def _print_table(found: list[dict[str, Any]]) -> None:
             _age(kernel.get("last_activity")),
             kernel.get("label"),
         )
-        table.add_row(*(Text("" if value is None else str(value)) for value in row))
+        table.add_row(*(Text("" if value is None else clean(str(value))) for value in row))
     console = Console()
     if not console.is_terminal:
         console.width = WIDE

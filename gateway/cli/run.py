@@ -155,13 +155,16 @@ def _interrupt(run: "NotebookRun", view: "RunView") -> None:
 
 
 def _verdict(outcome: "Outcome", seconds: float) -> tuple[int, str]:
-    """Exit code and closing line."""
+    """Exit code and closing line. The message may be an exception's own text: hostile, and of any length."""
+    from gateway.notebook.terminal import clean
+
     if outcome.status == "ok":
         return 0, f"{outcome.total} cells in {seconds:.1f} s."
     place = f"cell {outcome.number} of {outcome.total}"
     if outcome.status == "interrupted":
         return 130, f"Interrupted in {place}."
-    return 1, f"Stopped at {place}: {outcome.message}"
+    message = clean(outcome.message).strip().partition("\n")[0]
+    return 1, f"Stopped at {place}: {message[:500]}"
 
 
 def _write(run: "NotebookRun", files: OutputFiles, figures: "Figures") -> None:

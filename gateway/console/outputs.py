@@ -48,7 +48,7 @@ class OutputPrinter:
             self._print_lines("stdout", clean("\n".join(members["traceback"])).split("\n"))
         elif note := note_text(event):
             self.flush()
-            self._out.print(Text(note, "yellow"), soft_wrap=True)
+            self._out.print(Text(clean(note), "yellow"), soft_wrap=True)
 
     def flush(self) -> None:
         """Print what is pending: other output follows, or the cell has ended."""

@@ -9,7 +9,7 @@ from typing import Any
 from gateway.sandboxes.base import SandboxExit
 from gateway.settings import MIB
 
-_RESTART = "Its files are still there: restart the kernel to go on with them; variables are lost."
+RESTART_ADVICE = "Its files are still there: restart the kernel to go on with them; variables are lost."
 _NEW = "Its variables and files are lost: create a new kernel."
 _SANDBOX_CODES = {
     3: ("lifetime", "The sandbox reached its lifetime."),
@@ -27,11 +27,11 @@ def from_process(exit_info: dict[str, Any]) -> dict[str, Any]:
         text = "The kernel was killed because its memory was used up"
         if isinstance(peak, int) and isinstance(limit, int):
             text += f" (peak {peak / MIB:.0f} MiB, limit {limit / MIB:.0f} MiB)"
-        text += f". {_RESTART} Load less at once, or ask for more memory when creating the kernel."
+        text += f". {RESTART_ADVICE} Load less at once, or ask for more memory when creating the kernel."
         return {"code": "out_of_memory", "message": text, "memory_peak": peak, "memory_limit": limit, **facts}
     if signal:
-        return {"code": "signal", "message": f"The kernel process was ended by {signal}. {_RESTART}", **facts}
-    return {"code": "exit", "message": f"The kernel process ended by itself with exit code {code}. {_RESTART}", **facts}
+        return {"code": "signal", "message": f"The kernel process was ended by {signal}. {RESTART_ADVICE}", **facts}
+    return {"code": "exit", "message": f"The kernel process ended by itself with exit code {code}. {RESTART_ADVICE}", **facts}
 
 
 def from_sandbox(end: SandboxExit) -> dict[str, Any]:

@@ -173,8 +173,11 @@ class Execution:
     def result(self) -> dict[str, Any]:
         """The whole as one document: `Result` of docs/native-api.md."""
         collector = OutputCollector()
+        warnings = []
         for event in self.log.since(0):
             collector.add(event)
+            if event.type == "warning":
+                warnings.append(event.members)
         return {
             "execution_id": self.id,
             "kernel_id": self.kernel_id,
@@ -183,6 +186,7 @@ class Execution:
             "execution_count": self.execution_count,
             "outputs": collector.finish(),
             "truncated": self.budget.truncated,
+            "warnings": warnings,
             "kernel_state": self.end.get("kernel_state"),
             "variables": self.end.get("variables"),
             "duration": self.end.get("duration"),

@@ -265,7 +265,7 @@ class Kernel:
 
     def _revive(self, request: CellRequest) -> Execution:
         assert self._tasks is not None
-        why = (self.cause or {}).get("message", "The kernel was dead.")
+        why = str((self.cause or {}).get("message", "")).replace(causes.RESTART_ADVICE, "").strip()
         text = f"This cell runs in a fresh kernel process: variables are lost, files are kept. {why}"
         self.touch()
         self._revivals.spend(anyio.current_time())

@@ -84,5 +84,15 @@ def _within(name: str, wanted: float | None, default: float, low: float, high: f
     if wanted is None:
         return default
     if not low <= wanted <= high:
-        raise LimitExceeded(f"{name} {wanted:g} is not between {low:g} and {high:g}.", limit=name, minimum=low, maximum=high)
+        show = _mebibytes if name == "memory" else _plain
+        text = f"{name} {show(wanted)} is not between {show(low)} and {show(high)}."
+        raise LimitExceeded(text, limit=name, minimum=low, maximum=high)
     return wanted
+
+
+def _mebibytes(value: float) -> str:
+    return f"{value / MIB:.1f} MiB".replace(".0 ", " ")
+
+
+def _plain(value: float) -> str:
+    return f"{value:,.10g}".replace(",", "")

@@ -1,7 +1,8 @@
-"""The supervisor's side of a kernel's ZMQ sockets: one peer for all channels, with no mark at which a message is dropped.
+"""The supervisor's side of a kernel's ZMQ sockets: one peer for all channels, at which nothing is dropped.
 
-The sockets live in a private directory of the sandbox's own /tmp. High-water marks are off: what bounds memory is that the
-relay stops reading while too much is unacknowledged, and then the kernel itself has to wait.
+The sockets live in a private directory of the sandbox's own /tmp. While too much is unacknowledged the relay stops reading. What
+then waits in ZMQ's own queue depends on the kernel: one that waits for a slow reader (XPUB_NODROP, as our launcher sets it) gets a
+short queue and is held up itself; any other would drop messages at a high-water mark, so there is none and the queue grows.
 """
 
 import os
@@ -15,6 +16,8 @@ _SOCKETS = {Channel.SHELL: zmq.DEALER, Channel.CONTROL: zmq.DEALER, Channel.STDI
 _PORTS = {Channel.SHELL: 1, Channel.IOPUB: 2, Channel.STDIN: 3, Channel.CONTROL: 4}
 _IDENTITY = b"cellgate"
 _HEARTBEAT_PORT = 5
+_QUEUE = 100
+"""Messages of a patient kernel that may wait in ZMQ's queue; one may be megabytes, and counts toward the sandbox's memory."""
 
 
 class Channels:
@@ -42,12 +45,12 @@ class Channels:
             "kernel_name": kernel_name,
         }
 
-    def connect(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
-        """Connects all four; the kernel need not have bound them yet."""
+    def connect(self, context: "zmq.Context[zmq.Socket[bytes]]", patient: bool) -> None:
+        """Connects all four; the kernel need not have bound them yet. `patient`: it waits rather than drop."""
         for channel, kind in _SOCKETS.items():
             socket = context.socket(kind)
             socket.linger = 0
-            socket.rcvhwm = 0
+            socket.rcvhwm = _QUEUE if patient else 0
             socket.sndhwm = 0
             # The kernel binds within some 300 ms; a missed attempt must not cost the default 100 ms more.
             socket.reconnect_ivl = 5

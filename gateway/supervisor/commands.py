@@ -105,8 +105,11 @@ class Commands:
         self._relay.end_kernel()
         kernel = KernelProcess(arguments["kernelspec"], arguments["key"], arguments["env"], self._work.root)
         self._relay.start_kernel(kernel)
-        extras = kernel.spec.get("metadata", {}).get("cellgate", {})
-        return {"pid": kernel.pid, "interrupt_mode": kernel.interrupt_mode, "names_variables": extras.get("names_variables")}
+        return {
+            "pid": kernel.pid,
+            "interrupt_mode": kernel.interrupt_mode,
+            "names_variables": kernel.extras.get("names_variables"),
+        }
 
     def _interrupt(self, _arguments: dict[str, Any], _reply: Reply) -> dict[str, Any]:
         if self._relay.kernel is not None:

@@ -58,6 +58,8 @@ class KernelProcess:
     def __init__(self, spec_name: str, key: str, env: dict[str, str], cwd: str) -> None:
         self.spec = read_kernelspec(spec_name)
         self.interrupt_mode = str(self.spec.get("interrupt_mode", "signal"))
+        self.extras: dict[str, Any] = self.spec.get("metadata", {}).get("cellgate", {})
+        """What the kernelspec says of its launcher: `patient` (waits rather than drop output), `names_variables`."""
         self.channels = Channels()
         self._tail = bytearray()
         self._memory_at_start = cgroup.memory()

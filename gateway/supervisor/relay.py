@@ -175,7 +175,7 @@ class Relay:
         self.kernel = kernel
         self._requests = 0
         self._watch = Watch(self.event)
-        kernel.channels.connect(self.context)
+        kernel.channels.connect(self.context, kernel.extras.get("patient") is True)
 
     def end_kernel(self) -> None:
         """Kills what runs and forgets it without an event: the one who asked knows."""

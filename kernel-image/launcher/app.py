@@ -8,7 +8,7 @@ import zmq
 from ipykernel.kernelapp import IPKernelApp
 from traitlets.config import Config
 
-from . import debugger
+from . import debugger, variables
 
 # Messages queued in ZMQ for a reader that stalls. Few, because one may be megabytes and they count toward the
 # sandbox's memory; the rest waits in the cell.
@@ -58,6 +58,7 @@ class KernelApp(IPKernelApp):
         # as its memory limit, in all its life, would be killed for it.
         history = self.kernel.shell.history_manager
         history.outputs, history.exceptions = Forgetful(), Forgetful()
+        variables.install(self.kernel)
 
     def init_path(self) -> None:
         """Let cells import from the work directory, after the standard library."""

@@ -5,6 +5,7 @@ one-CPU kernel would start 64 threads that mostly wait for each other, and run i
 """
 
 import os
+import resource
 import shutil
 import sys
 from math import ceil
@@ -39,6 +40,14 @@ DEFAULTS = {
     "PLOTLY_RENDERER": "plotly_mimetype",
 }
 
+# cgroup v2, v1
+CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+PRACTICALLY_NONE = 1 << 50
+# Bytes above the sandbox's memory that the kernel may reserve: stacks and pools that are never filled count as data too.
+# Without it small allocations would fail near the limit, and Python does not survive that; there the cgroup's kill, which
+# is told with its cause, is the better end.
+SLACK = 256 * 1024 * 1024
+
 # Made while the image was built: otherwise the first pyplot import searches all fonts.
 FONT_LISTS = Path(sys.prefix, "share", "cellgate", "matplotlib")
 
@@ -48,6 +57,7 @@ def prepare() -> None:
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     _limit_threads()
+    _limit_memory()
     _make_directories()
 
 
@@ -60,6 +70,22 @@ def _limit_threads() -> None:
         os.environ.setdefault(name, str(cpus))
     # multiprocessing.Pool() and ProcessPoolExecutor() ask this and start that many processes at once.
     os.cpu_count = lambda: cpus
+
+
+def _limit_memory() -> None:
+    """Lets an allocation that can't fit fail with MemoryError, where the cgroup would kill the kernel with all its variables."""
+    limit = _cgroup_limit()
+    if limit and limit < PRACTICALLY_NONE:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit + SLACK, limit + SLACK))
+
+
+def _cgroup_limit() -> int | None:
+    for path in CGROUP_LIMITS:
+        try:
+            return int(path.read_text())
+        except (OSError, ValueError):
+            continue
+    return None
 
 
 def _make_directories() -> None:

@@ -190,6 +190,19 @@ def test_run_of_a_failing_notebook_writes_what_there_is(scripted: ScriptedGatewa
 
 
 @pytest.mark.usefixtures("at")
+def test_no_text_of_a_cell_or_of_another_client_controls_the_terminal(scripted: ScriptedGateway, cellgate: Command) -> None:
+    hostile = "\x1b]0;title\x07\x1b[2Jno\nmore"
+    save("bad.ipynb", "bad")
+    scripted.cells["bad"] = raised("ValueError", hostile)
+    ran = cellgate("run", "bad.ipynb")
+    assert "Stopped at cell 1 of 1: ValueError: no\n" in ran.out
+    scripted.cells["died"] = ended("died", code="x", message=hostile)
+    told = cellgate("exec", "died")
+    scripted.kernels["k"] = {"id": "k", "label": hostile}
+    assert "\x1b" not in ran.out + ran.err + told.out + told.err + cellgate("kernels", "list").out
+
+
+@pytest.mark.usefixtures("at")
 def test_run_with_a_lost_gateway_writes_what_there_is(scripted: ScriptedGateway, cellgate: Command) -> None:
     save("lost.ipynb", "good")
     scripted.cells["good"] = [printed("fine\n"), CUT]
