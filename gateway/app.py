@@ -116,19 +116,44 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn's server that says where it listens once it does."""
+    """Uvicorn's server that says where it listens once it does, and lets cells end before it stops."""
 
-    on_ready: Callable[[str], None] = staticmethod(lambda _url: None)
+    def __init__(self, config: uvicorn.Config, app: FastAPI, settings: Settings, on_ready: Callable[[str], None]) -> None:
+        super().__init__(config)
+        self._app, self._settings, self._on_ready = app, settings, on_ready
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
         await super().startup(sockets)
         if self.started and not self.should_exit:
             port = self.servers[0].sockets[0].getsockname()[1]
             host = self.config.host
-            self.on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            self._on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+
+    async def shutdown(self, sockets: list[Any] | None = None) -> None:
+        """Cells first, then connections: whoever waits for a cell reads its end."""
+        manager: KernelManager = self._app.state.manager
+        if not self.force_exit:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._watch_force, tasks.cancel_scope)
+                await manager.drain(self._settings.server.drain_timeout)
+                tasks.cancel_scope.cancel()
+        with anyio.move_on_after(self._settings.kernels.shutdown_timeout):
+            await manager.stop_all()
+        await super().shutdown(sockets)
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """A second signal, of whatever kind, waits for nobody."""
+        if self.should_exit:
+            self.force_exit = True
+        super().handle_exit(sig, frame)
+
+    async def _watch_force(self, scope: anyio.CancelScope) -> None:
+        while not self.force_exit:  # noqa: ASYNC110 - set by a signal handler, which may not touch the loop
+            await anyio.sleep(0.1)
+        scope.cancel()
 
 
-def _server(app: FastAPI, settings: Settings) -> _Server:
+def _server(app: FastAPI, settings: Settings, on_ready: Callable[[str], None]) -> _Server:
     options = settings.server
     config = uvicorn.Config(
         guarded(app, settings),
@@ -146,7 +171,7 @@ def _server(app: FastAPI, settings: Settings) -> _Server:
         ws_per_message_deflate=False,
         timeout_graceful_shutdown=int(options.shutdown_grace),
     )
-    return _Server(config)
+    return _Server(config, app, settings, on_ready)
 
 
 def serve(settings: Settings, on_ready: Callable[[str], None]) -> None:
@@ -157,8 +182,7 @@ def serve(settings: Settings, on_ready: Callable[[str], None]) -> None:
 
 def _run(settings: Settings, on_ready: Callable[[str], None], on_server: Callable[[_Server], None]) -> None:
     app = create_app(settings)
-    server = _server(app, settings)
-    server.on_ready = on_ready
+    server = _server(app, settings, on_ready)
     on_server(server)
     stopped = False
     try:

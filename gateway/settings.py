@@ -56,8 +56,10 @@ class ServerSettings(_Frozen):
     ws_max_message: int = 16 * MIB
     ws_ping_interval: float = 20.0
     """Seconds between WebSocket pings; keeps proxies awake and finds half-open connections."""
+    drain_timeout: float = Field(default=10.0, ge=0)
+    """Seconds that running cells get to end when the gateway is told to stop; new work is refused meanwhile."""
     shutdown_grace: float = 5.0
-    """Seconds that open requests get when the gateway stops."""
+    """Seconds that open requests get after that, to read how their cells have ended."""
 
 
 class LimitSettings(_Frozen):

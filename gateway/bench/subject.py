@@ -25,10 +25,14 @@ def _serve(settings: Settings, ready: Any) -> None:
 class Subject:
     """Starts `serve` in a child process on a free loopback port."""
 
-    def __init__(self, **overrides: Any) -> None:
+    def __init__(self, server: dict[str, Any] | None = None, **overrides: Any) -> None:
         self._directory = tempfile.mkdtemp(prefix="cgb-")
         self.settings = load(
-            state_dir=self._directory, token="benchmark-" + "x" * 16, server={"port": 0}, log_level="error", **overrides
+            state_dir=self._directory,
+            token="benchmark-" + "x" * 16,
+            server={**(server or {}), "port": 0},
+            log_level="error",
+            **overrides,
         )
         spawn = multiprocessing.get_context("spawn")
         ready: Any = spawn.Queue()
@@ -52,6 +56,12 @@ class Subject:
         """Of the gateway's process."""
         assert self._process.pid is not None
         return self._process.pid
+
+    def wait(self) -> None:
+        """Waits until the process has ended."""
+        self._process.join(_START)
+        if self._process.is_alive():
+            raise TimeoutError("the gateway did not stop")
 
     def create(self) -> tuple[str, float]:
         """A new kernel's id, and the seconds until it had answered."""

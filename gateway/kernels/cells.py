@@ -59,6 +59,12 @@ class Cells:
     def queue_length(self) -> int:
         return len(self._queue)
 
+    async def all_done(self) -> None:
+        """Waits until no cell runs or waits."""
+        for execution in [self.current, *self._queue]:
+            if execution is not None:
+                await execution.done.wait()
+
     def attach(self, client: KernelClient | None) -> None:
         """Another kernel process (or none) is there to be talked to."""
         self._client = client

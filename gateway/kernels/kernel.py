@@ -16,7 +16,16 @@ import anyio
 import anyio.abc
 import structlog
 
-from gateway.errors import GatewayError, KernelDead, KernelUnavailable, LinkClosed, SandboxTimeout, StartFailed, StartTimeout
+from gateway.errors import (
+    GatewayError,
+    KernelDead,
+    KernelUnavailable,
+    LinkClosed,
+    SandboxTimeout,
+    ShuttingDown,
+    StartFailed,
+    StartTimeout,
+)
 from gateway.kernels import causes, ladder
 from gateway.kernels.box import Box, LinkTerms
 from gateway.kernels.cells import Cells
@@ -50,6 +59,7 @@ class Kernel:
         self.created_at = datetime.now(UTC)
         self.last_activity = timestamp()
         self.lifetime = request.lifetime
+        self.draining = False
         self.connections = 0
         """Open WebSockets; only the culler cares."""
         self.cells = Cells(self.id, settings.kernels, self._cells_changed, self._background)
@@ -233,7 +243,9 @@ class Kernel:
     # cells
 
     def execute(self, request: CellRequest) -> Execution:
-        """Queues a cell; raises `KernelDead`, `KernelUnavailable`, `QueueFull`."""
+        """Queues a cell; raises `KernelDead`, `KernelUnavailable`, `QueueFull`, `ShuttingDown`."""
+        if self.draining:
+            raise ShuttingDown("The gateway is stopping and takes no new cells.")
         if self.state is KernelState.DEAD and self._may_revive():
             return self._revive(request)
         self.require_alive()

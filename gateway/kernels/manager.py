@@ -37,7 +37,8 @@ class KernelManager:
         self._tombstones = Tombstones(settings.culling.max_tombstones, settings.culling.keep_tombstones)
         self._starts = anyio.CapacityLimiter(settings.kernels.max_parallel_starts)
         self._tasks: anyio.abc.TaskGroup | None = None
-        self._stopping = False
+        self.stopping = False
+        """No new work is taken."""
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         """Holds the culler's and all kernels' tasks until cancelled, after `stop_all`."""
@@ -88,9 +89,18 @@ class KernelManager:
     async def delete(self, kernel_id: str) -> None:
         await self._end(self.get(kernel_id), causes.DELETED)
 
+    async def drain(self, timeout: float) -> None:
+        """Takes no new work, and gives the cells that run or wait `timeout` seconds to end."""
+        self.stopping = True
+        with anyio.move_on_after(timeout):
+            for kernel in self.list():
+                kernel.draining = True
+            for kernel in self.list():
+                await kernel.cells.all_done()
+
     async def stop_all(self) -> None:
         """Ends every kernel; used when the gateway stops."""
-        self._stopping = True
+        self.stopping = True
         async with anyio.create_task_group() as tasks:
             for kernel in self.list():
                 tasks.start_soon(kernel.stop, causes.GATEWAY_STOPPED)
@@ -131,7 +141,7 @@ class KernelManager:
 
     def _admit(self, memory: int) -> None:
         """Raises `ShuttingDown`, `TooManyKernels` (the caller has enough), `NoCapacity` (the machine has)."""
-        if self._stopping:
+        if self.stopping:
             raise ShuttingDown("The gateway is stopping and starts no kernel any more.")
         limit = self._settings.kernels.max_kernels
         boxes = [kernel for kernel in self._kernels.values() if not kernel.gone]

@@ -71,7 +71,7 @@ def _image(name: str, found: dict[str, Any] | None) -> Finding:
         return Finding(
             "warning",
             f"image {name}",
-            f"{size}, built from other sources than this gateway's",
+            f"{size}, built from other sources than this gateway's.",
             "Run scripts/image to rebuild it.",
         )
     return Finding("ok", f"image {name}", f"{size}, current")
@@ -79,16 +79,12 @@ def _image(name: str, found: dict[str, Any] | None) -> Finding:
 
 def _memory(settings: Settings, info: dict[str, Any]) -> Finding:
     total = int(info.get("MemTotal") or 0)
-    spec = settings.kernels.specs[settings.kernels.default_spec]
-    promised = spec.limits.memory * settings.kernels.max_kernels
-    text = f"{settings.kernels.max_kernels} kernels of {spec.limits.memory / MIB:.0f} MiB promise {promised / MIB:.0f} MiB of {total / MIB:.0f} MiB"
-    if promised > total > 0:
-        return Finding(
-            "warning",
-            "memory",
-            text,
-            "Lower kernels.max_kernels or the limits, or expect kernels to be killed when all are full.",
-        )
+    kernels = settings.kernels
+    each = kernels.specs[kernels.default_spec].limits.memory
+    room = int(total * kernels.memory_overcommit) // each
+    text = f"{total / MIB:.0f} MiB: room for {min(room, kernels.max_kernels)} kernels of {each / MIB:.0f} MiB (max_kernels is {kernels.max_kernels})."
+    if total and room < 1:
+        return Finding("problem", "memory", text, "Lower the spec's limits.memory; this machine can't hold one kernel.")
     return Finding("ok", "memory", text)
 
 
