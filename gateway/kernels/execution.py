@@ -6,7 +6,7 @@ beginning and the end of the output stay, what lies between is counted and told 
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -45,8 +45,18 @@ class OutputBudget:
         """The head is full: from here on outputs wait in the ring."""
         self._head_bytes, self._head_events = max_bytes // 2, max_events // 2
         self._tail_bytes, self._tail_events = max_bytes - self._head_bytes, max_events - self._head_events
+        self._piece = max(1024, min(65_536, max_bytes // 32))
         self._tail: deque[tuple[Payload, int]] = deque()
         self._tail_size = 0
+
+    def cut(self, payload: Payload, size: int) -> Iterable[tuple[Payload, int]]:
+        """A long text in pieces, since of a text a part can be left out; anything else as it is."""
+        if payload.type != "stream" or size <= self._piece:
+            return ((payload, size),)
+        name, text = payload.members["name"], payload.members["text"]
+        step = max(1, len(text) * self._piece // size)
+        starts = range(0, len(text), step)
+        return ((Payload("stream", {"name": name, "text": text[i : i + step]}), size // len(starts)) for i in starts)
 
     def admit(self, payload: Payload, size: int) -> bool:
         """True when the output is to be told now; else it is in the ring, or counted as left out."""
@@ -142,7 +152,8 @@ class Execution:
             return
         self.announce_start(None)
         before = self.budget.exceeded
-        kept = [payload for payload, size in payloads if self.budget.admit(payload, size)]
+        pieces = (piece for payload, size in payloads for piece in self.budget.cut(payload, size))
+        kept = [payload for payload, size in pieces if self.budget.admit(payload, size)]
         if kept:
             self.log.append(coalesce(kept))
         if self.budget.exceeded and not before:

@@ -19,6 +19,7 @@ import structlog
 from gateway.errors import (
     GatewayError,
     KernelDead,
+    KernelGone,
     KernelUnavailable,
     LinkClosed,
     SandboxTimeout,
@@ -259,6 +260,9 @@ class Kernel:
     def require_alive(self) -> None:
         if self.state is KernelState.DEAD:
             raise self._dead("")
+        if self.state is KernelState.STOPPING:
+            cause = self.cause or causes.DELETED
+            raise KernelGone(str(cause["message"]), kernel_id=self.id, cause=cause)
         if not self.alive:
             raise KernelUnavailable(f"The kernel is {self.state} at the moment; try again shortly.", kernel_id=self.id)
 

@@ -82,14 +82,16 @@ class Commands:
         self._transfers.clear()
 
     def _command(self, command: dict[str, Any]) -> None:
-        number = command["id"]
+        number, op = command.get("id"), command.get("op")
+        if not isinstance(number, int):
+            raise frames.FrameError("a command without a number")
 
         def reply(value: dict[str, Any]) -> None:
             self._relay.link.send(frames.pack_json(Kind.REPLY, {"id": number, **value}))
 
-        operation = self._operations.get(command["op"])
+        operation = self._operations.get(op) if isinstance(op, str) else None
         if operation is None:
-            reply({"error": {"code": "unknown_operation", "message": f"this supervisor knows no {command['op']!r}"}})
+            reply({"error": {"code": "unknown_operation", "message": f"this supervisor knows no {op!r}"}})
             return
         try:
             result = operation(command, reply)
@@ -97,6 +99,9 @@ class Commands:
             reply({"error": {"code": error.code, "message": str(error)}})
         except StartError as error:
             reply({"error": {"code": "start_failed", "message": str(error)}})
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            # Of another shape than this supervisor knows. It may refuse, but must not end: it holds somebody's variables.
+            reply({"error": {"code": "invalid_command", "message": f"{type(error).__name__}: {error}"}})
         else:
             if result is not None:
                 reply({"result": result})
@@ -135,22 +140,28 @@ class Commands:
         return {}
 
     def _read(self, arguments: dict[str, Any], _reply: Reply) -> dict[str, Any]:
+        stream = self._new_stream(arguments)
         descriptor, size = self._work.open_to_read(arguments["path"])
-        stream = arguments["stream"]
         self._transfers[stream] = FileOut(stream, self._relay.link.send, descriptor)
         return {"size": size}
 
     def _write(self, arguments: dict[str, Any], reply: Reply) -> None:
-        stream = arguments["stream"]
+        stream = self._new_stream(arguments)
         self._transfers[stream] = FileIn(stream, self._relay.link.send, self._work.create(arguments["path"]), reply)
 
     def _pack(self, arguments: dict[str, Any], _reply: Reply) -> dict[str, Any]:
-        stream = arguments["stream"]
+        stream = self._new_stream(arguments)
         process = self._work.start_tar(arguments["path"], unpack=False)
         self._transfers[stream] = TarOut(stream, self._relay.link.send, process)
         return {}
 
     def _unpack(self, arguments: dict[str, Any], reply: Reply) -> None:
-        stream = arguments["stream"]
+        stream = self._new_stream(arguments)
         process = self._work.start_tar(arguments["path"], unpack=True)
         self._transfers[stream] = TarIn(stream, self._relay.link.send, process, reply)
+
+    def _new_stream(self, arguments: dict[str, Any]) -> int:
+        stream = arguments["stream"]
+        if not isinstance(stream, int) or not 0 <= stream < 1 << 32 or stream in self._transfers:
+            raise ValueError(f"{stream!r} is no number for a new stream")
+        return stream

@@ -36,11 +36,10 @@ def read_kernelspec(name: str) -> dict[str, Any]:
         path = os.path.join(base, name, "kernel.json")
         try:
             with open(path, encoding="utf-8") as file:
-                spec: dict[str, Any] = json.load(file)
-                return {"resource_dir": os.path.dirname(path), **spec}
+                return {"resource_dir": os.path.dirname(path), **dict(json.load(file))}
         except FileNotFoundError:
             continue
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TypeError) as error:
             raise StartError(f"the kernelspec {name!r} can't be read: {error}") from None
     raise StartError(f"the image has no kernelspec named {name!r}")
 
@@ -65,7 +64,7 @@ class KernelProcess:
         self._memory_at_start = cgroup.memory()
         try:
             self._child = self._spawn(spec_name, key, env, cwd)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, TypeError, LookupError) as error:
             self.channels.close()
             raise StartError(f"the kernel process can't be started: {error}") from None
         self.pid = self._child.pid

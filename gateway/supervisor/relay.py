@@ -29,6 +29,8 @@ _ACK_DELAY = 0.05
 """What came from the gateway is acknowledged with the next frame that goes there, or after so many seconds."""
 _BURST = 256
 """Messages taken from one socket before the others get their turn."""
+_MAX_PARTS = 1 << 12
+"""Parts of one message; widgets send some dozens."""
 _EXIT_QUIET, _EXIT_PATIENCE = 0.03, 1.0
 """After the kernel's death: what is still on its way is read until it is quiet for so long, at most for so long."""
 
@@ -80,7 +82,7 @@ class Relay:
             self._clock()
             try:
                 self._serve(ready)
-            except LinkLost:
+            except (LinkLost, frames.FrameError):
                 self._lose_link()
         self.commands.abort_transfers()
         if self.kernel:
@@ -130,7 +132,7 @@ class Relay:
                 self._requests = max(0, self._requests - 1)
             seq = link.next_seq()
             size = frames.message_size(parts)
-            if size > link.max_frame:
+            if size > link.max_frame or len(parts) > _MAX_PARTS:
                 link.send_numbered(seq, _oversize(channel, parts, size, seq))
             else:
                 link.send_numbered(seq, frames.pack_message(channel, parts, seq))
@@ -141,7 +143,9 @@ class Relay:
             if frame.seq <= link.received:
                 return
             link.received = frame.seq
-            channel, parts = frames.unpack_message(frame.payload, 1 << 12)
+            channel, parts = frames.unpack_message(frame.payload, _MAX_PARTS)
+            if channel is Channel.IOPUB:
+                raise frames.FrameError("iopub goes one way")
             if self.kernel is not None and self._exit is None:
                 self.kernel.channels.send(channel, parts)
                 self._requests += channel is Channel.SHELL
@@ -152,8 +156,11 @@ class Relay:
             link.send(frames.pack(Kind.PONG))
         elif kind is Kind.WELCOME:
             welcome = frames.unpack_json(frame.payload)
-            self._lifetime, self._silence = float(welcome["lifetime"]), float(welcome["silence"])
-            link.welcome(welcome)
+            try:
+                self._lifetime, self._silence = float(welcome["lifetime"]), float(welcome["silence"])
+                link.welcome(welcome)
+            except (KeyError, TypeError, ValueError):
+                raise LinkLost from None
         else:
             self.commands.take(frame)
 
@@ -195,8 +202,10 @@ class Relay:
             self._exit_since = self._exit_heard = now
         if self._exit is None:
             return
-        quiet, late = now - self._exit_heard > _EXIT_QUIET, now - self._exit_since > _EXIT_PATIENCE
-        if (quiet and not self.link.congested) or late:
+        if self.link.congested or not self._interest.keys() >= kernel.channels.sockets.keys():
+            # Nothing is read at the moment: what waits in the sockets is the last that the process had to say.
+            self._exit_since = self._exit_heard = now
+        if now - self._exit_heard > _EXIT_QUIET or now - self._exit_since > _EXIT_PATIENCE:
             kernel.read_output()
             self.event({"event": "kernel_exit", **self._exit, "log": kernel.log})
             kernel.kill()

@@ -40,6 +40,8 @@ class FakeEngine:
         """False: new boxes run, but their supervisor never calls."""
         self.before_create: Callable[[], Awaitable[None]] | None = None
         """Awaited in each `create`: to make it slow, or to let it fail."""
+        self.memory = 0
+        """Bytes that its machine has, as `check` tells; 0: unknown."""
         self.created = 0
         self.gateway_id = gateway_id
 
@@ -49,7 +51,7 @@ class FakeEngine:
 
     async def check(self) -> EngineReport:
         self.require()
-        return EngineReport("fake", "memory:", "1", "1", "none", findings=())
+        return EngineReport("fake", "memory:", "1", "1", "none", findings=(), memory=self.memory)
 
     async def create(self, spec: SandboxSpec, make_link: Callable[[], Link]) -> "FakeSandbox":
         self.require()
@@ -87,6 +89,7 @@ class FakeSandbox:
         self.link, self.spec = link, spec
         self.gateway_id = engine.gateway_id
         self._engine = engine
+        self.frozen = False
         self._end: SandboxExit | None = None
         self._server: asyncio.Server | None = None
         # A name in Linux's abstract namespace (unix(7)): nothing on disk to be cleaned up.
@@ -113,6 +116,14 @@ class FakeSandbox:
     async def exit(self) -> SandboxExit | None:
         self._engine.require()
         return self._end
+
+    async def freeze(self) -> None:
+        self._engine.require()
+        self.frozen = True
+
+    async def thaw(self) -> None:
+        self._engine.require()
+        self.frozen = False
 
     async def remove(self) -> None:
         self.link.close()

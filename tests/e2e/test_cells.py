@@ -244,7 +244,7 @@ def test_a_kernel_tells_what_it_is(gateway: Gateway, new_kernel: Callable[..., K
     listed = gateway.http.get("/v1/kernels").json()["kernels"]
     assert kernel.id in [entry["id"] for entry in listed]
     kernel.delete()
-    problem(gateway.http.get(kernel.path), 404, "kernel_not_found")
+    assert problem(gateway.http.get(kernel.path), 410, "kernel_gone")["cause"]["code"] == "kernel_deleted"
     assert kernel.id not in [entry["id"] for entry in gateway.http.get("/v1/kernels").json()["kernels"]]
 
 

@@ -15,7 +15,8 @@ def api() -> Iterator[docker.APIClient]:
         yield client
 
 
-def test_a_kernel_that_exits_is_dead_with_its_exit_code(kernel: Kernel) -> None:
+def test_a_kernel_that_exits_is_dead_with_its_exit_code(new_kernel: Callable[..., Kernel]) -> None:
+    kernel = new_kernel(on_death="stay")
     kernel.run("kept = 1\nopen('file', 'w').write('kept')")
     result = kernel.execute("print('last words', flush=True)\nimport os\nos._exit(3)")
     assert (result["status"], result["variables"], result["kernel_state"]) == ("died", "lost", "dead")
@@ -34,6 +35,25 @@ def test_a_kernel_that_exits_is_dead_with_its_exit_code(kernel: Kernel) -> None:
         0,
     )
     assert kernel.value("'kept' in globals(), open('file').read()") == "(False, 'kept')"
+
+
+def test_the_next_cell_brings_a_dead_kernel_back_and_says_so(kernel: Kernel) -> None:
+    kernel.run("kept = 1\nopen('file', 'w').write('kept')")
+    kernel.execute("import os\nos._exit(3)")
+    events = kernel.events("'kept' in globals(), open('file').read()")
+    assert events[0]["type"] == "warning"
+    assert (events[0]["code"], events[0]["cause"]["exit_code"]) == ("kernel_restarted", 3)
+    assert next(event["data"]["text/plain"] for event in events if event["type"] == "result") == "(False, 'kept')"
+    assert (events[-1]["status"], kernel.document()["state"], kernel.document()["cause"]) == ("ok", "idle", None)
+
+
+def test_a_kernel_that_dies_again_and_again_is_left_dead() -> None:
+    with running(kernels={"max_restarts": 2}) as gateway, gateway.kernel() as kernel:
+        for _ in range(3):
+            assert kernel.execute("import os\nos._exit(3)")["status"] == "died"
+        problem(kernel.post("1"), 409, "kernel_dead")
+        assert kernel.restart()["state"] == "idle"
+        assert kernel.value("1") == "1"
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGABRT"])
@@ -102,17 +122,28 @@ def test_a_container_removed_from_outside_ends_its_cell(kernel: Kernel, api: doc
     assert (ended["status"], ended["variables"], ended["kernel_state"]) == ("died", "lost", "dead")
     # The engine may still know the container while it is being removed; both are true.
     assert ended["cause"]["code"] in ("sandbox_removed", "sandbox_ended")
-    assert kernel.document()["state"] == "dead"
-    problem(kernel.http.post(f"{kernel.path}/restart"), 409, "kernel_dead")
-    problem(kernel.http.get(f"{kernel.path}/files"), 409, "kernel_dead")
+    check_gone(kernel, "sandbox_removed", "sandbox_ended")
 
 
 def test_a_container_removed_while_idle_is_noticed(kernel: Kernel, api: docker.APIClient) -> None:
     with kernel.socket() as socket:
         api.remove_container(kernel.container, force=True)
         assert socket.until_type("state")["state"] == "dead"
-    refused = problem(kernel.post("1"), 409, "kernel_dead")
-    assert refused["cause"]["code"] in ("sandbox_removed", "sandbox_ended")
+    check_gone(kernel, "sandbox_removed", "sandbox_ended")
+
+
+def check_gone(kernel: Kernel, *causes: str) -> None:
+    """With its box a kernel is gone for good: every route says so, and why."""
+    answers = [
+        kernel.http.get(kernel.path),
+        kernel.http.delete(kernel.path),
+        kernel.post("1"),
+        *(kernel.http.post(f"{kernel.path}/{verb}") for verb in ("restart", "interrupt")),
+        kernel.http.get(f"{kernel.path}/files"),
+    ]
+    for answer in answers:
+        assert problem(answer, 410, "kernel_gone")["cause"]["code"] in causes
+    assert kernel.id not in [listed["id"] for listed in kernel.http.get("/v1/kernels").json()["kernels"]]
 
 
 def test_an_earlier_out_of_memory_is_not_blamed_for_a_later_end(
@@ -178,7 +209,7 @@ def test_deleting_a_kernel_ends_its_cell_and_its_readers(kernel: Kernel, api: do
         ended = cell.end()
     assert (ended["status"], ended["cause"]["code"]) == ("died", "kernel_deleted")
     assert api.containers(all=True, filters={"name": kernel.container}) == []
-    problem(kernel.http.delete(kernel.path), 404, "kernel_not_found")
+    check_gone(kernel, "kernel_deleted")
 
 
 def test_a_gateway_that_stops_ends_its_cells_and_leaves_nothing(api: docker.APIClient) -> None:

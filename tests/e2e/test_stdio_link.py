@@ -85,4 +85,4 @@ def test_a_removed_container_is_noticed(kernel: Kernel) -> None:
     api.close()
     assert (ended["status"], ended["variables"]) == ("died", "lost")
     assert ended["cause"]["code"] in ("sandbox_removed", "sandbox_ended")
-    problem(kernel.http.post(f"{kernel.path}/restart"), 409, "kernel_dead")
+    problem(kernel.http.post(f"{kernel.path}/restart"), 410, "kernel_gone")
