@@ -1,8 +1,11 @@
 """The documentation pages that are made from code, so that they can't say something else than the code does."""
 
+import ast
+import inspect
 import sys
 from pathlib import Path
 
+from gateway import settings
 from gateway.errors import GatewayError, all_errors
 
 _HEAD = """# Errors
@@ -25,7 +28,58 @@ def _row(error: type[GatewayError]) -> str:
     return f"| `{error.code}` | {error.status} | {error.ws_close} | {retry} | {title} |"
 
 
-PAGES = {"errors.md": errors}
+_SETTINGS_HEAD = """# Settings
+
+Made from `gateway/settings.py` by `scripts/docs`. Strongest first: command-line flags, environment variables, the TOML file named by `--config` or
+`CELLGATE_CONFIG`. A setting `b` of the group `a` is `CELLGATE_A__B` in the environment and `b` in the table `[a]` of the file. Kernel specs are tables
+`[kernels.specs.NAME]`, their limits `[kernels.specs.NAME.limits]` and `[kernels.specs.NAME.maximum]`. Sizes are bytes, or a number with k, m or g; times are seconds.
+"""
+_GROUPS = {
+    "Settings": "top level",
+    "ServerSettings": "`server`",
+    "KernelSettings": "`kernels`",
+    "KernelSpecSettings": "`kernels.specs.NAME`",
+    "LimitSettings": "`limits` and `maximum` of a spec",
+    "CullingSettings": "`culling`",
+    "LinkSettings": "`link`",
+    "DockerSettings": "`docker`",
+}
+
+
+def settings_page() -> str:
+    """docs/settings.md: every field with its default as written and its docstring."""
+    classes = {node.name: node for node in ast.parse(inspect.getsource(settings)).body if isinstance(node, ast.ClassDef)}
+    return _SETTINGS_HEAD + "".join(_group(classes[name], title) for name, title in _GROUPS.items())
+
+
+def _group(node: ast.ClassDef, title: str) -> str:
+    head = f"\n## {title}\n\n{_flat(ast.get_docstring(node) or '')}\n\n| setting | default | |\n| --- | --- | --- |\n"
+    rows = []
+    for statement, following in zip(node.body, [*node.body[1:], None], strict=True):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            rows.append(f"| `{statement.target.id}` | `{_default(statement)}` | {_docstring(following)} |\n")
+    return head + "".join(rows)
+
+
+def _default(statement: ast.AnnAssign) -> str:
+    value = statement.value
+    if isinstance(value, ast.Call):
+        given = next((keyword.value for keyword in value.keywords if keyword.arg == "default"), None)
+        value = given or value
+    return ast.unparse(value).replace("|", "\\|") if value is not None else ""
+
+
+def _docstring(statement: ast.stmt | None) -> str:
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+        return _flat(str(statement.value.value)).replace("|", "\\|")
+    return ""
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+PAGES = {"errors.md": errors, "settings.md": settings_page}
 
 if __name__ == "__main__":
     for name, make in PAGES.items():

@@ -64,7 +64,8 @@ class Relay:
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._on_sigterm)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # A function, not SIG_IGN, which the kernel would inherit: many programs leave an ignored SIGINT ignored.
+        signal.signal(signal.SIGINT, lambda *_: None)
         return reader
 
     def _on_sigterm(self, *_: object) -> None:

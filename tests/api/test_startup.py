@@ -1,0 +1,145 @@
+"""A gateway that could not do its work, or would do it for anybody, does not start, and says why and what to do."""
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+
+from gateway.app import create_app, guarded, serving
+from gateway.errors import ConfigurationError, EngineUnavailable, GatewayError
+from gateway.settings import load
+from tests.support import problem, running
+
+
+def refusal(tmp_path: Path, error: type[GatewayError] = ConfigurationError, **settings: Any) -> str:
+    """The words with which a gateway of these settings refuses to start."""
+    with pytest.raises(error) as raised, serving(load(**{"state_dir": tmp_path / "s", "server": {"port": 0}, **settings})):
+        pass
+    assert "Traceback" not in raised.value.detail
+    return raised.value.detail
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "gateway.example", ""])
+def test_without_a_token_it_listens_to_this_machine_alone(tmp_path: Path, host: str) -> None:
+    assert "loopback" in refusal(tmp_path, auth="none", server={"host": host, "port": 0})
+
+
+@pytest.mark.parametrize("token", ["short", "x" * 15, "ä" * 32, " " * 20])
+def test_a_token_that_could_be_guessed_is_refused(tmp_path: Path, token: str) -> None:
+    words = refusal(tmp_path, token=token)
+    assert "token" in words
+    assert token not in words or not token.strip()
+
+
+def test_a_token_file_without_a_token_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "token").write_text("\n")
+    assert "token" in refusal(tmp_path)
+
+
+def test_the_token_is_made_once(tmp_path: Path) -> None:
+    tokens = []
+    for _ in range(2):
+        with serving(load(state_dir=tmp_path / "s", server={"port": 0})):
+            tokens.append((tmp_path / "s" / "token").read_text())
+    assert tokens[0] == tokens[1]
+
+
+def test_a_missing_image_is_named(tmp_path: Path) -> None:
+    words = refusal(tmp_path, kernels={"specs": {"python3": {"image": "cellgate-no-such-image:none"}}})
+    assert "cellgate-no-such-image:none" in words
+    assert "scripts/image" in words
+
+
+def test_an_unknown_runtime_is_named(tmp_path: Path) -> None:
+    words = refusal(tmp_path, docker={"runtime": "nonesuch"})
+    assert "nonesuch" in words
+    assert "runc" in words
+
+
+@pytest.mark.parametrize("url", ["unix:///tmp/no-such-engine.sock", "tcp://127.0.0.1:1"])
+def test_no_engine_is_named(tmp_path: Path, url: str) -> None:
+    assert url in refusal(tmp_path, EngineUnavailable, docker={"url": url})
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert str(port) in refusal(tmp_path, server={"port": port})
+
+
+def test_a_state_directory_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "s").write_text("a file")
+    assert str(tmp_path / "s") in refusal(tmp_path)
+
+
+def test_a_state_directory_with_too_long_a_path_is_refused_at_the_start(tmp_path: Path) -> None:
+    assert "state_dir" in refusal(tmp_path, state_dir=tmp_path / ("x" * 100))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"server": {"port": 70000}}, "server.port"),
+        ({"server": {"prot": 1}}, "server.prot"),
+        ({"nonsense": 1}, "nonsense"),
+        ({"auth": "maybe"}, "auth"),
+        ({"docker": {"link": "pigeon"}}, "docker.link"),
+        ({"kernels": {"default_spec": "cobol"}}, "cobol"),
+        ({"kernels": {"specs": {"python3": {"limits": {"memory": "64g"}}}}}, "limits"),
+        ({"kernels": {"specs": {"python3": {"work_size": "large"}}}}, "size"),
+        ({"kernels": {"max_kernels": 0}}, "max_kernels"),
+    ],
+    ids=str,
+)
+def test_a_setting_that_is_wrong_is_named(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        load(**settings)
+    assert named in raised.value.detail
+
+
+def test_two_gateways_may_run_side_by_side() -> None:
+    with running() as first, running() as second, first.kernel() as kernel:
+        assert second.http.get("/v1/kernels").json() == {"kernels": []}
+        problem(second.http.get(kernel.path), 401, "unauthorized") if first.token == second.token else None
+        # The token of one opens nothing of the other.
+        answer = httpx2.get(f"{second.url}/v1/kernels", headers=first.headers)
+        assert answer.status_code == 401
+        assert kernel.value("1") == "1"
+
+
+class _Broken:
+    """An engine with a fault that nobody has thought of."""
+
+    async def check(self) -> Any:
+        from gateway.sandboxes.base import EngineReport
+
+        return EngineReport("broken", "", "", "", "", ())
+
+    async def create(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("secret words at /secret/place.py")
+
+    async def sweep(self) -> int:
+        return 0
+
+    async def aclose(self) -> None:
+        return None
+
+
+def test_a_fault_of_our_own_is_told_without_its_words(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    settings = load(state_dir=tmp_path, auth="none")
+    app = create_app(settings, engine=_Broken())  # type: ignore[arg-type]
+
+    async def ask() -> httpx2.Response:
+        transport = httpx2.ASGITransport(guarded(app, settings), raise_app_exceptions=False)
+        async with app.router.lifespan_context(app), httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.post("/v1/kernels", json={})
+
+    answer = anyio.run(ask)
+    document = problem(answer, 500, "internal_error")
+    assert "secret" not in answer.text
+    assert "log" in document["detail"]
+    assert "secret words" in "".join(capfd.readouterr())
