@@ -27,7 +27,7 @@ class LoadedToken:
 def load_token(settings: Settings) -> LoadedToken:
     """The configured token, else the one in the state directory, else a new one; raises `ConfigurationError`."""
     if settings.token:
-        if len(settings.token) < _MINIMUM or not settings.token.isascii():
+        if len(settings.token.strip()) < _MINIMUM or not settings.token.isascii():
             raise ConfigurationError(f"The token needs at least {_MINIMUM} ASCII characters. Leave it empty to have one made.")
         return LoadedToken(settings.token, created=False, path=None)
     path = settings.state_dir / "token"

@@ -5,8 +5,15 @@ from typing import Annotated, Any
 from fastapi import Depends, Request, WebSocket
 
 from gateway.api import problems
-from gateway.api.schemas import Problem
-from gateway.errors import GatewayError, UnsupportedMediaType
+from gateway.errors import (
+    BodyTooLarge,
+    ForbiddenOrigin,
+    GatewayError,
+    InvalidRequest,
+    MalformedBody,
+    Unauthorized,
+    UnsupportedMediaType,
+)
 from gateway.kernels.execution import Execution
 from gateway.kernels.kernel import Kernel
 from gateway.kernels.manager import KernelManager
@@ -48,10 +55,15 @@ async def require_json(request: Request) -> None:
         raise UnsupportedMediaType(f"This route takes application/json, not {declared[:80]!r}.")
 
 
+JSON_BODY: tuple[type[GatewayError], ...] = (MalformedBody, BodyTooLarge, UnsupportedMediaType)
+"""What any route with a JSON body may answer with."""
+_EVERYWHERE: tuple[type[GatewayError], ...] = (Unauthorized, ForbiddenOrigin, InvalidRequest)
+
+
 def problems_of(*errors: type[GatewayError]) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI responses for the errors a route may answer with, several under one status joined."""
+    """OpenAPI responses for the errors a route may answer with besides those of every route; several under one status joined."""
     found: dict[int | str, dict[str, Any]] = {}
-    for error in errors:
+    for error in (*_EVERYWHERE, *errors):
         title = (error.__doc__ or "").strip()
         example = {
             "type": f"urn:cellgate:error:{error.code}",
@@ -63,7 +75,10 @@ def problems_of(*errors: type[GatewayError]) -> dict[int | str, dict[str, Any]]:
         }
         entry = found.setdefault(
             error.status,
-            {"model": Problem, "description": "", "content": {problems.MEDIA_TYPE: {"examples": {}}}},
+            {
+                "description": "",
+                "content": {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}, "examples": {}}},
+            },
         )
         entry["description"] = f"{entry['description']}; {title}".lstrip("; ")
         entry["content"][problems.MEDIA_TYPE]["examples"][error.code] = {"value": example}

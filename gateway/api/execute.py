@@ -6,11 +6,10 @@ import orjson
 from fastapi import APIRouter, Body, Depends, Request, Response
 
 from gateway.api import streams
-from gateway.api.dependencies import TheExecution, TheKernel, problems_of, require_json
+from gateway.api.dependencies import JSON_BODY, TheExecution, TheKernel, problems_of, require_json
 from gateway.api.requests import submit
-from gateway.api.schemas import EventDocument, ExecuteRequest, InputAnswer, ResultDocument
+from gateway.api.schemas import EventDocument, ExecuteRequest, InputAnswer, Problem, ResultDocument
 from gateway.errors import (
-    BodyTooLarge,
     ExecutionNotFound,
     KernelDead,
     KernelGone,
@@ -42,7 +41,7 @@ _EXAMPLES: dict[str, Any] = {
                 **streams.EVENT_CONTENT,
             },
         },
-        **problems_of(KernelNotFound, KernelGone, KernelDead, KernelUnavailable, QueueFull, LimitExceeded, BodyTooLarge),
+        **problems_of(*JSON_BODY, KernelNotFound, KernelGone, KernelDead, KernelUnavailable, QueueFull, LimitExceeded),
     },
     dependencies=[Depends(require_json)],
 )
@@ -74,7 +73,7 @@ async def get_execution(execution: TheExecution) -> Response:
     "/executions/{execution_id}/input",
     status_code=204,
     summary="Answer an input_request",
-    responses=problems_of(KernelNotFound, KernelGone, ExecutionNotFound, NotWaitingForInput),
+    responses=problems_of(*JSON_BODY, KernelNotFound, KernelGone, ExecutionNotFound, NotWaitingForInput),
     dependencies=[Depends(require_json)],
 )
 async def answer_input(kernel: TheKernel, execution: TheExecution, body: InputAnswer) -> None:
@@ -101,5 +100,5 @@ def _json(execution: Execution, status: int = 200) -> Response:
     return Response(orjson.dumps(execution.result()), status, media_type="application/json")
 
 
-EXTRA_SCHEMAS = (EventDocument, ResultDocument)
+EXTRA_SCHEMAS = (EventDocument, ResultDocument, Problem)
 """Named in responses by reference only, so the OpenAPI document has to be given them."""

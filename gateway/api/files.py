@@ -9,13 +9,23 @@ from fastapi.responses import StreamingResponse
 
 from gateway.api.dependencies import TheKernel, problems_of
 from gateway.api.schemas import FileListing, FileWritten
-from gateway.errors import FileMissing, InvalidPath, KernelDead, KernelGone, KernelNotFound, NotAFile, SandboxDiskFull
+from gateway.errors import (
+    BodyTooLarge,
+    FileMissing,
+    InvalidPath,
+    KernelDead,
+    KernelGone,
+    KernelNotFound,
+    NotAFile,
+    SandboxDiskFull,
+)
 from gateway.sandboxes import transfer
 
 router = APIRouter(prefix="/v1/kernels/{kernel_id}/files", tags=["files"])
 
 _TAR = "application/x-tar"
-_ERRORS = problems_of(KernelNotFound, KernelGone, FileMissing, InvalidPath, NotAFile, KernelDead)
+_KINDS = (KernelNotFound, KernelGone, FileMissing, InvalidPath, NotAFile, KernelDead)
+_ERRORS = problems_of(*_KINDS)
 _BYTES: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
 
 
@@ -61,7 +71,7 @@ async def read_file(kernel: TheKernel, path: str, accept: Annotated[str, Header(
     openapi_extra={
         "requestBody": {"required": True, "content": {"application/octet-stream": _BYTES, _TAR: _BYTES}},
     },
-    responses={**_ERRORS, **problems_of(SandboxDiskFull)},
+    responses=problems_of(*_KINDS, BodyTooLarge, SandboxDiskFull),
 )
 async def write_file(
     kernel: TheKernel, path: str, request: Request, content_type: Annotated[str, Header()] = "application/octet-stream"

@@ -128,6 +128,8 @@ def _too_large(limit: int) -> BodyTooLarge:
 
 async def _refuse(error: GatewayError, scope: Scope, receive: Receive, send: Send) -> None:
     answer = problems.response(error)
+    for name, value in _SECURITY_HEADERS.items():
+        answer.headers.setdefault(name, value)
     if scope["type"] == "websocket":
         if "websocket.http.response" not in scope.get("extensions", {}):
             await send({"type": "websocket.close", "code": error.ws_close, "reason": error.title})

@@ -2,11 +2,11 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Depends, Request, Response
+from fastapi import APIRouter, Body, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from gateway.api import streams
-from gateway.api.dependencies import Manager, TheKernel, problems_of, require_json
+from gateway.api.dependencies import JSON_BODY, Manager, TheKernel, problems_of, require_json
 from gateway.api.schemas import (
     Interrupted,
     InterruptRequest,
@@ -44,13 +44,13 @@ _EXAMPLES: dict[str, Any] = {
 }
 
 
-@router.get("/kernelspecs", summary="What can be started")
+@router.get("/kernelspecs", responses=problems_of(), summary="What can be started")
 async def list_kernelspecs(manager: Manager) -> KernelSpecList:
     specs = [KernelSpecDocument.of(name, spec) for name, spec in manager.specs().items()]
     return KernelSpecList(default=manager.default_spec, kernelspecs=specs)
 
 
-@router.get("/kernels", summary="The kernels there are")
+@router.get("/kernels", responses=problems_of(), summary="The kernels there are")
 async def list_kernels(manager: Manager) -> KernelList:
     return KernelList(kernels=[KernelDocument.of(kernel) for kernel in manager.list()])
 
@@ -61,7 +61,8 @@ async def list_kernels(manager: Manager) -> KernelList:
     summary="Start a kernel",
     description="Answers once the kernel answers, or with the reason why it does not and the last lines of its log.",
     responses=problems_of(
-        SpecNotFound, LimitExceeded, TooManyKernels, NoCapacity, StartFailed, StartTimeout, EngineUnavailable, ImageMissing
+        *JSON_BODY,
+        *(SpecNotFound, LimitExceeded, TooManyKernels, NoCapacity, StartFailed, StartTimeout, EngineUnavailable, ImageMissing),
     ),
     dependencies=[Depends(require_json)],
 )
@@ -107,7 +108,7 @@ async def delete_kernel(kernel_id: str, manager: Manager) -> None:
 @router.post(
     "/kernels/{kernel_id}/interrupt",
     status_code=202,
-    responses=problems_of(KernelNotFound, KernelGone, KernelDead),
+    responses=problems_of(*JSON_BODY, KernelNotFound, KernelGone, KernelDead),
     summary="Interrupt the running cell",
     description="SIGINT first, and harder steps while the cell goes on, as far as `up_to`; each is an event of the cell.",
     dependencies=[Depends(require_json)],
@@ -119,7 +120,7 @@ async def interrupt_kernel(kernel: TheKernel, body: InterruptRequest | None = No
 
 @router.post(
     "/kernels/{kernel_id}/keepalive",
-    responses=problems_of(KernelNotFound, KernelGone, LimitExceeded),
+    responses=problems_of(*JSON_BODY, KernelNotFound, KernelGone, LimitExceeded),
     summary="Start the idle time anew, and extend the lifetime",
     dependencies=[Depends(require_json)],
 )
@@ -147,6 +148,8 @@ async def restart_kernel(kernel: TheKernel) -> KernelDocument:
     response_class=Response,
     summary="The kernel's own events: state changes, and output that came outside of any cell",
 )
-async def follow_kernel(kernel: TheKernel, request: Request, after: int = 0) -> StreamingResponse:
+async def follow_kernel(
+    kernel: TheKernel, request: Request, after: Annotated[int, Query(ge=0, lt=2**63)] = 0
+) -> StreamingResponse:
     form = streams.chosen(request.headers.get("accept"), default="jsonl")
     return streams.respond(kernel.log, form if form != "json" else "jsonl", after)

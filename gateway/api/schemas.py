@@ -23,6 +23,18 @@ def _checked_env(env: dict[str, str]) -> dict[str, str]:
     return env
 
 
+def _encodable(text: str) -> str:
+    """JSON can spell half of a surrogate pair, which is no text and has no place in a message to a kernel."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("the text has a lone surrogate") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+
+
 class _Request(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
@@ -43,8 +55,8 @@ class LimitsRequest(_Request):
 class KernelCreate(_Request):
     spec: str | None = Field(default=None, max_length=128, description="Name of a kernel spec; the default one if absent")
     limits: LimitsRequest = LimitsRequest()
-    env: Annotated[dict[str, Annotated[str, Field(max_length=8192)]], Field(max_length=64), AfterValidator(_checked_env)] = {}
-    label: str = Field(default="", max_length=200, description="For people; no meaning to the gateway")
+    env: Annotated[dict[str, Annotated[Text, Field(max_length=8192)]], Field(max_length=64), AfterValidator(_checked_env)] = {}
+    label: Text = Field(default="", max_length=200, description="For people; no meaning to the gateway")
     idle_timeout: float | None = Field(default=None, ge=0, description="Seconds without a request after which it is culled")
     lifetime: float | None = Field(default=None, gt=0, description="Seconds after which it ends in any case")
     on_death: Literal["restart", "stay"] = Field(
@@ -53,7 +65,7 @@ class KernelCreate(_Request):
 
 
 class ExecuteRequest(_Request):
-    code: str = Field(description="The cell", examples=["import pandas as pd\npd.Series([1, 2, 3]).sum()"])
+    code: Text = Field(description="The cell", examples=["import pandas as pd\npd.Series([1, 2, 3]).sum()"])
     timeout: float | None = Field(default=None, gt=0, description="Seconds the cell may run", examples=[60])
     silent: bool = False
     store_history: bool = True
@@ -72,7 +84,7 @@ class KeepAlive(_Request):
 
 
 class InputAnswer(_Request):
-    value: str = Field(max_length=1_000_000, description="The line that input() returns")
+    value: Text = Field(max_length=1_000_000, description="The line that input() returns")
 
 
 class LimitsDocument(BaseModel):

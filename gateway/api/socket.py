@@ -17,7 +17,7 @@ from starlette.websockets import WebSocketDisconnect
 from gateway.api import problems
 from gateway.api.dependencies import socket_kernel
 from gateway.api.requests import submit
-from gateway.api.schemas import ExecuteRequest
+from gateway.api.schemas import ExecuteRequest, Text
 from gateway.errors import GatewayError, InvalidRequest, QueueFull
 from gateway.kernels.execution import Execution
 from gateway.kernels.kernel import Kernel
@@ -32,7 +32,7 @@ _MAX_FOLLOWED = 256
 
 class _Operation(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    request_id: str | int | None = Field(default=None, union_mode="left_to_right")
+    request_id: Text | Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = Field(default=None, union_mode="left_to_right")
 
 
 class _Execute(_Operation, ExecuteRequest):
@@ -42,7 +42,7 @@ class _Execute(_Operation, ExecuteRequest):
 class _Input(_Operation):
     op: Literal["input"]
     execution_id: str
-    value: str = Field(max_length=1_000_000)
+    value: Text = Field(max_length=1_000_000)
 
 
 class _Cancel(_Operation):

@@ -11,6 +11,8 @@ from gateway.settings import MIB
 
 RESTART_ADVICE = "Its files are still there: restart the kernel to go on with them; variables are lost."
 _NEW = "Its variables and files are lost: create a new kernel."
+_EXIT_OUTPUT = 70
+"""Our Python launcher's exit code when its output thread has ended (EX_SOFTWARE of sysexits(3))."""
 _SANDBOX_CODES = {
     3: ("lifetime", "The sandbox reached its lifetime."),
     4: ("silence", "The sandbox ended itself because no gateway had spoken to it."),
@@ -29,6 +31,9 @@ def from_process(exit_info: dict[str, Any]) -> dict[str, Any]:
             text += f" (peak {peak / MIB:.0f} MiB, limit {limit / MIB:.0f} MiB)"
         text += f". {RESTART_ADVICE} Load less at once, or ask for more memory when creating the kernel."
         return {"code": "out_of_memory", "message": text, "memory_peak": peak, "memory_limit": limit, **facts}
+    if code == _EXIT_OUTPUT:
+        text = f"The kernel process could not send outputs any more and ended; mostly because a cell had opened all the files it may. {RESTART_ADVICE}"
+        return {"code": "output_lost", "message": text, **facts}
     if signal:
         return {"code": "signal", "message": f"The kernel process was ended by {signal}. {RESTART_ADVICE}", **facts}
     return {"code": "exit", "message": f"The kernel process ended by itself with exit code {code}. {RESTART_ADVICE}", **facts}

@@ -1,10 +1,14 @@
 """The kernel application: ipykernel's, with sockets that do not drop and the parts of this package put in."""
 
 import faulthandler
+import os
 import sys
+import traceback
 from typing import Any
 
 import zmq
+from ipykernel import kernelapp
+from ipykernel.iostream import IOPubThread
 from ipykernel.kernelapp import IPKernelApp
 from traitlets.config import Config
 
@@ -13,6 +17,7 @@ from . import debugger, variables
 # Messages queued in ZMQ for a reader that stalls. Few, because one may be megabytes and they count toward the
 # sandbox's memory; the rest waits in the cell.
 QUEUED_OUTPUTS = 100
+EXIT_OUTPUT = 70
 
 
 def settings() -> Config:
@@ -40,8 +45,39 @@ class Forgetful(dict[Any, Any]):
         return default
 
 
+class VitalThread(IOPubThread):
+    """The thread that sends outputs. A kernel without it answers nothing and waits for ever, so they end together.
+
+    It ends when no descriptor is left that its event loop could use: a cell can bring that about.
+    """
+
+    def _thread_main(self) -> None:
+        try:
+            super()._thread_main()
+        except BaseException:  # whatever it was, it is told and it is the end
+            _last_words(traceback.format_exc())
+        if not self._stopped:
+            _last_words("The thread that sends outputs has ended, and with it the kernel.\n")
+            os._exit(EXIT_OUTPUT)
+
+    def stop(self) -> None:
+        """End it on purpose."""
+        self._stopped = True
+        super().stop()
+
+
+def _last_words(text: str) -> None:
+    """Past the cell's stderr, which is caught, to the process's own."""
+    os.write(getattr(sys.stderr, "_original_stdstream_copy", 2), text.encode())
+
+
 class KernelApp(IPKernelApp):
     """An ipykernel that would rather wait than lose an output."""
+
+    def init_iopub(self, context: Any) -> None:
+        """Make the output thread ours."""
+        kernelapp.IOPubThread = VitalThread  # type: ignore[misc]
+        super().init_iopub(context)
 
     def _bind_socket(self, s: zmq.Socket[Any], port: int) -> Any:
         # The one place between the making of the iopub socket and its use by another thread.

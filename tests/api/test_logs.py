@@ -17,6 +17,8 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from tests.support import running
+
 SERVE = """
 import sys
 from gateway.app import serve
@@ -87,8 +89,6 @@ def ask(url: str, token: str) -> None:
 
 
 def test_the_token_file_is_for_its_owner_alone() -> None:
-    from tests.support import running
-
     with running() as gateway:
         path = Path(gateway.settings.state_dir, "token")
         assert path.stat().st_mode & 0o777 == 0o600

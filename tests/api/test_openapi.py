@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
 from tests.api.routes import APP
@@ -89,8 +90,6 @@ def resolve(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(value: Any, name: str) -> None:
-    from jsonschema import Draft202012Validator
-
     schema = {"$ref": f"#/components/schemas/{name}", "components": DOCUMENT["components"]}
     Draft202012Validator(schema).validate(value)
 

@@ -1,5 +1,6 @@
 """A gateway that could not do its work, or would do it for anybody, does not start, and says why and what to do."""
 
+import gc
 import socket
 from pathlib import Path
 from typing import Any
@@ -60,9 +61,12 @@ def test_an_unknown_runtime_is_named(tmp_path: Path) -> None:
     assert "runc" in words
 
 
+# The Docker SDK leaves the socket of a failed attempt to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 @pytest.mark.parametrize("url", ["unix:///tmp/no-such-engine.sock", "tcp://127.0.0.1:1"])
 def test_no_engine_is_named(tmp_path: Path, url: str) -> None:
     assert url in refusal(tmp_path, EngineUnavailable, docker={"url": url})
+    gc.collect()
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
@@ -104,7 +108,6 @@ def test_a_setting_that_is_wrong_is_named(settings: dict[str, Any], named: str) 
 def test_two_gateways_may_run_side_by_side() -> None:
     with running() as first, running() as second, first.kernel() as kernel:
         assert second.http.get("/v1/kernels").json() == {"kernels": []}
-        problem(second.http.get(kernel.path), 401, "unauthorized") if first.token == second.token else None
         # The token of one opens nothing of the other.
         answer = httpx2.get(f"{second.url}/v1/kernels", headers=first.headers)
         assert answer.status_code == 401
@@ -129,7 +132,7 @@ class _Broken:
         return None
 
 
-def test_a_fault_of_our_own_is_told_without_its_words(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_of_our_own_is_told_without_its_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = load(state_dir=tmp_path, auth="none")
     app = create_app(settings, engine=_Broken())  # type: ignore[arg-type]
 
@@ -142,4 +145,4 @@ def test_a_fault_of_our_own_is_told_without_its_words(tmp_path: Path, capfd: pyt
     document = problem(answer, 500, "internal_error")
     assert "secret" not in answer.text
     assert "log" in document["detail"]
-    assert "secret words" in "".join(capfd.readouterr())
+    assert "secret words" in "".join(capsys.readouterr())

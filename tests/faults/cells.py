@@ -132,7 +132,8 @@ def descriptors(gateway: Gateway) -> Outcome:
     with gateway.kernel() as kernel:
         prepared(kernel)
         events = kernel.events("held = []\nwhile True: held.append(open('/dev/null'))", timeout=20)
-        assert ending(events)["status"] in ("error", "died", "timeout")
+        # Never the timeout: a kernel that can't answer any more ends at once and says why.
+        assert ending(events)["status"] in ("error", "died")
         if ending(events)["variables"] == KEPT:
             kernel.execute("del held")
         return survivors(kernel, events)
