@@ -30,9 +30,10 @@ def _row(error: type[GatewayError]) -> str:
 
 _SETTINGS_HEAD = """# Settings
 
-Made from `gateway/settings.py` by `scripts/docs`. Strongest first: command-line flags, environment variables, the TOML file named by `--config` or
-`CELLGATE_CONFIG`. A setting `b` of the group `a` is `CELLGATE_A__B` in the environment and `b` in the table `[a]` of the file. Kernel specs are tables
-`[kernels.specs.NAME]`, their limits `[kernels.specs.NAME.limits]` and `[kernels.specs.NAME.maximum]`. Sizes are bytes, or a number with k, m or g; times are seconds.
+Made from `gateway/settings.py` by `scripts/docs`. Strongest first: command-line flags, environment variables, the TOML file
+named by `--config` or `CELLGATE_CONFIG`. A setting `b` of the group `a` is `CELLGATE_A__B` in the environment and `b` in the
+table `[a]` of the file. Kernel specs are tables `[kernels.specs.NAME]`, their limits `[kernels.specs.NAME.limits]` and
+`[kernels.specs.NAME.maximum]`. Sizes are bytes, or a number with k, m or g; times are seconds.
 """
 _GROUPS = {
     "Settings": "top level",

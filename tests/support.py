@@ -69,7 +69,9 @@ def running(**overrides: Any) -> Iterator[Gateway]:
     """A gateway with these settings, on a port of its own and in a state directory of its own."""
     # Short, since the path of a Unix socket in it ends at 107 bytes; pytest's own directories are longer.
     directory = Path(tempfile.mkdtemp(prefix="cg-", dir="/tmp"))
-    settings = load(**{"state_dir": directory, "log_level": "error", **overrides, "server": {"port": 0, **overrides.get("server", {})}})
+    settings = load(
+        **{"state_dir": directory, "log_level": "error", **overrides, "server": {"port": 0, **overrides.get("server", {})}}
+    )
     GATEWAY_IDS.append(gateway_id(directory))
     try:
         with serving(settings) as url:

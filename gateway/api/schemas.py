@@ -80,11 +80,13 @@ class InterruptRequest(_Request):
 
 
 class KeepAlive(_Request):
-    lifetime: float | None = Field(default=None, gt=0, description="Seconds from now that the kernel may live on")
+    lifetime: float | None = Field(
+        default=None, gt=0, description="Seconds from now that the kernel may live on", examples=[3600]
+    )
 
 
 class InputAnswer(_Request):
-    value: Text = Field(max_length=1_000_000, description="The line that input() returns")
+    value: Text = Field(max_length=1_000_000, description="The line that input() returns", examples=["yes"])
 
 
 class LimitsDocument(BaseModel):

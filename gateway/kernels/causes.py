@@ -32,8 +32,8 @@ def from_process(exit_info: dict[str, Any]) -> dict[str, Any]:
         text += f". {RESTART_ADVICE} Load less at once, or ask for more memory when creating the kernel."
         return {"code": "out_of_memory", "message": text, "memory_peak": peak, "memory_limit": limit, **facts}
     if code == _EXIT_OUTPUT:
-        text = f"The kernel process could not send outputs any more and ended; mostly because a cell had opened all the files it may. {RESTART_ADVICE}"
-        return {"code": "output_lost", "message": text, **facts}
+        text = "The kernel process could not send outputs any more and ended; mostly a cell has opened all the files it may."
+        return {"code": "output_lost", "message": f"{text} {RESTART_ADVICE}", **facts}
     if signal:
         return {"code": "signal", "message": f"The kernel process was ended by {signal}. {RESTART_ADVICE}", **facts}
     return {"code": "exit", "message": f"The kernel process ended by itself with exit code {code}. {RESTART_ADVICE}", **facts}

@@ -54,7 +54,7 @@ class VitalThread(IOPubThread):
     def _thread_main(self) -> None:
         try:
             super()._thread_main()
-        except BaseException:  # whatever it was, it is told and it is the end
+        except BaseException:  # noqa: BLE001 - whatever it was, it is told and it is the end
             _last_words(traceback.format_exc())
         if not self._stopped:
             _last_words("The thread that sends outputs has ended, and with it the kernel.\n")

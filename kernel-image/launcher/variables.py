@@ -43,7 +43,7 @@ def _size(value: Any) -> int:
     measure = _MEASURES.get((kind.__module__.partition(".")[0], kind.__name__))
     try:
         return int(measure(value)) if measure else 0
-    except Exception:  # A value that is being changed by the cell at this moment.
+    except Exception:  # noqa: BLE001 - A value that is being changed by the cell at this moment.
         return 0
 
 

@@ -24,7 +24,13 @@ def test_what_is_not_there_is_told_by_its_kind(strict: Gateway, kernel: Kernel) 
     problem(http.get("/v1/nothing"), 404, "not_found")
     answer = problem(http.post("/v1/kernels", json={"spec": "cobol"}), 404, "spec_not_found")
     assert answer["specs"] == ["python3"]
-    for path in (f"/v1/kernels/{NOBODY}", "/v1/kernels/x", f"/v1/kernels/{kernel.id.upper()}", "/v1/kernels/%00", "/v1/kernels/" + "x" * 3000):
+    for path in (
+        f"/v1/kernels/{NOBODY}",
+        "/v1/kernels/x",
+        f"/v1/kernels/{kernel.id.upper()}",
+        "/v1/kernels/%00",
+        "/v1/kernels/" + "x" * 3000,
+    ):
         problem(http.get(path), 404, "kernel_not_found")
         problem(http.delete(path), 404, "kernel_not_found")
         problem(http.post(f"{path}/execute", json={"code": "1"}), 404, "kernel_not_found")
@@ -59,7 +65,21 @@ POSTS = ["/v1/kernels", "{kernel}/execute"]
 
 
 @pytest.mark.parametrize("path", POSTS)
-@pytest.mark.parametrize("body", [b"{", b"nonsense", b'{"code": "1"', b"{'code': 1}", b"\xff\xfe\x00", b'"\\ud800', b"[" * 100_000, b'{"code": "\x00"}', b"NaN\x00", b'{"a":' * 20_000])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        b"nonsense",
+        b'{"code": "1"',
+        b"{'code': 1}",
+        b"\xff\xfe\x00",
+        b'"\\ud800',
+        b"[" * 100_000,
+        b'{"code": "\x00"}',
+        b"NaN\x00",
+        b'{"a":' * 20_000,
+    ],
+)
 def test_a_body_that_is_no_json_is_malformed(strict: Gateway, kernel: Kernel, path: str, body: bytes) -> None:
     answer = strict.http.post(path.format(kernel=kernel.path), content=body, headers=JSON)
     problem(answer, 400, "malformed_body")
@@ -73,18 +93,33 @@ def test_a_body_that_is_no_object_is_refused(strict: Gateway, kernel: Kernel, pa
 
 
 @pytest.mark.parametrize("path", POSTS)
-@pytest.mark.parametrize("media", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "text/json", "application/json-patch+json", "application/jsonx", "x"])
+@pytest.mark.parametrize(
+    "media",
+    [
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+        "text/json",
+        "application/json-patch+json",
+        "application/jsonx",
+        "x",
+    ],
+)
 def test_a_body_of_another_type_is_refused(strict: Gateway, kernel: Kernel, path: str, media: str) -> None:
     # A web page can send the first three to anybody without asking first.
     before = kernel.execute("1")["execution_count"]
     url = path.format(kernel=kernel.path)
     problem(strict.http.post(url, content=b'{"code": "1"}', headers={"Content-Type": media}), 415, "unsupported_media_type")
-    problem(strict.http.post(url, content=iter([b'{"code": "1"}']), headers={"Content-Type": media}), 415, "unsupported_media_type")
+    problem(
+        strict.http.post(url, content=iter([b'{"code": "1"}']), headers={"Content-Type": media}), 415, "unsupported_media_type"
+    )
     assert kernel.execute("1")["execution_count"] == before + 1
 
 
 def test_json_may_say_its_charset(strict: Gateway, kernel: Kernel) -> None:
-    answer = strict.http.post(f"{kernel.path}/execute", content=b'{"code": "1"}', headers={"Content-Type": "Application/JSON; charset=utf-8"})
+    answer = strict.http.post(
+        f"{kernel.path}/execute", content=b'{"code": "1"}', headers={"Content-Type": "Application/JSON; charset=utf-8"}
+    )
     assert answer.status_code == 200
 
 
@@ -136,7 +171,10 @@ def test_a_body_that_stops_coming_is_given_up() -> None:
         for head, piece in (
             (f"POST {kernel.path}/execute HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 100", b'{"code'),
             (f"POST {kernel.path}/execute HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 100", b""),
-            (f"POST {kernel.path}/execute HTTP/1.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked", b'6\r\n{"code\r\n'),
+            (
+                f"POST {kernel.path}/execute HTTP/1.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked",
+                b'6\r\n{"code\r\n',
+            ),
             (f"PUT {kernel.file('slow')} HTTP/1.1\r\nContent-Length: 100", b"x"),
         ):
             status, document = raw(gateway, head, piece)
@@ -266,7 +304,9 @@ BAD_CREATES: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("code", "body"), [(code, body) for code, bodies in BAD_CREATES.items() for body in bodies], ids=lambda v: str(v)[:60])
+@pytest.mark.parametrize(
+    ("code", "body"), [(code, body) for code, bodies in BAD_CREATES.items() for body in bodies], ids=lambda v: str(v)[:60]
+)
 def test_a_wrong_create_is_refused_and_starts_nothing(strict: Gateway, kernel: Kernel, code: str, body: dict[str, Any]) -> None:
     document = problem(strict.http.post("/v1/kernels", json=body), 422, code)
     if code == "limit_exceeded":
@@ -276,7 +316,17 @@ def test_a_wrong_create_is_refused_and_starts_nothing(strict: Gateway, kernel: K
 
 
 NAMES = [
-    *("LD_PRELOAD", "LD_LIBRARY_PATH", "ld_preload", "PYTHONSTARTUP", "PYTHONPATH", "PYTHONHOME", "PYTHONINSPECT", "PATH", "Path"),
+    *(
+        "LD_PRELOAD",
+        "LD_LIBRARY_PATH",
+        "ld_preload",
+        "PYTHONSTARTUP",
+        "PYTHONPATH",
+        "PYTHONHOME",
+        "PYTHONINSPECT",
+        "PATH",
+        "Path",
+    ),
     *("HOME", "BASH_ENV", "ENV", "IFS", "IPYTHONDIR", "JPY_PARENT_PID", "CELLGATE_CPUS", "GLIBC_TUNABLES", "MALLOC_PERTURB_"),
     *("a=b", "", " ", "A B", "1A", "A-B", "Ä", "A\0", "A\n", "=", "A" * 129),
 ]

@@ -96,7 +96,18 @@ def test_a_token_in_the_query_is_no_token(stranger: httpx2.Client, strict: Gatew
 
 
 def test_an_unknown_route_is_not_told_from_a_known_one(stranger: httpx2.Client) -> None:
-    for path in ("/v2/kernels", "/docs", "/redoc", "/metrics", "/", "/v1", "/openapi.json", "/healthz/", "//healthz", "/healthz/../v1/kernels"):
+    for path in (
+        "/v2/kernels",
+        "/docs",
+        "/redoc",
+        "/metrics",
+        "/",
+        "/v1",
+        "/openapi.json",
+        "/healthz/",
+        "//healthz",
+        "/healthz/../v1/kernels",
+    ):
         problem(stranger.get(path), 401, "unauthorized")
 
 
@@ -129,7 +140,26 @@ def evil_origins(gateway: Gateway) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("kind", ["foreign", "null", "empty", "suffix", "prefix", "other scheme", "other port", "with a path", "upper case", "own host, other port", "own host as user", "own host as suffix", "localhost", "file", "two"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "foreign",
+        "null",
+        "empty",
+        "suffix",
+        "prefix",
+        "other scheme",
+        "other port",
+        "with a path",
+        "upper case",
+        "own host, other port",
+        "own host as user",
+        "own host as suffix",
+        "localhost",
+        "file",
+        "two",
+    ],
+)
 def test_a_foreign_page_may_not_call(strict: Gateway, kernel: Kernel, kind: str) -> None:
     origin = evil_origins(strict)[kind]
     headers = {"Origin": origin}
@@ -154,7 +184,21 @@ def test_the_same_origin_and_an_allowed_one_may_call(strict: Gateway, kernel: Ke
 # host
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", f"{HOST}.evil.example", f"evil-{HOST}", "localhost.evil.example", "127.0.0.1.evil.example", "[", "[::1", "a b", ""])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:80",
+        f"{HOST}.evil.example",
+        f"evil-{HOST}",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "[",
+        "[::1",
+        "a b",
+        "",
+    ],
+)
 def test_a_foreign_host_is_not_served(strict: Gateway, kernel: Kernel, host: str) -> None:
     # What a web page gets who rebinds a name of its own to this address.
     problem(strict.http.get("/v1/kernels", headers={"Host": host}), 403, "forbidden_origin")
@@ -162,7 +206,9 @@ def test_a_foreign_host_is_not_served(strict: Gateway, kernel: Kernel, host: str
 
 
 def test_a_foreign_host_opens_no_websocket(strict: Gateway, kernel: Kernel) -> None:
-    upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="
+    upgrade = (
+        "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="
+    )
     for host, status in (("evil.example", b"403"), (HOST, b"101")):
         address = urlsplit(strict.url)
         with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
@@ -171,7 +217,9 @@ def test_a_foreign_host_opens_no_websocket(strict: Gateway, kernel: Kernel) -> N
             assert connection.recv(65536).split(b" ", 2)[1] == status
 
 
-@pytest.mark.parametrize("host", [HOST, f"{HOST}:8890", HOST.upper(), "localhost", "localhost:1234", "127.0.0.1", "[::1]:80", "10.1.2.3:8890"])
+@pytest.mark.parametrize(
+    "host", [HOST, f"{HOST}:8890", HOST.upper(), "localhost", "localhost:1234", "127.0.0.1", "[::1]:80", "10.1.2.3:8890"]
+)
 def test_a_known_host_is_served(strict: Gateway, host: str) -> None:
     assert strict.http.get("/v1/kernels", headers={"Host": host}).status_code == 200
 

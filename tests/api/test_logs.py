@@ -23,18 +23,34 @@ SERVE = """
 import sys
 from gateway.app import serve
 from gateway.settings import load
-serve(load(state_dir=sys.argv[1], token=sys.argv[2], log_level="debug", log_format=sys.argv[3], server={"port": 0}), lambda url: print(url, flush=True))
+settings = load(state_dir=sys.argv[1], token=sys.argv[2], log_level="debug", log_format=sys.argv[3], server={"port": 0})
+serve(settings, lambda url: print(url, flush=True))
 """
-WORDS = {
-    kind: f"{kind}-5f2c9a" for kind in ("token", "wrongtoken", "querytoken", "code", "output", "error", "envvalue", "answer", "label", "content", "body", "frame", "crash")
-}
+KINDS = [
+    "token",
+    "wrongtoken",
+    "querytoken",
+    "code",
+    "output",
+    "error",
+    "envvalue",
+    "answer",
+    "label",
+    "content",
+    "body",
+    "frame",
+    "crash",
+]
+WORDS = {kind: f"{kind}-5f2c9a" for kind in KINDS}
 
 
 @pytest.mark.parametrize("form", ["console", "json"])
 def test_no_secret_and_no_word_of_a_client_is_logged(form: str) -> None:
     with tempfile.TemporaryDirectory(prefix="cg-", dir="/tmp") as state, tempfile.TemporaryFile() as log:
         token = f"{WORDS['token']}-long-enough"
-        process = subprocess.Popen([sys.executable, "-c", SERVE, state, token, form], stdout=subprocess.PIPE, stderr=log, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", SERVE, state, token, form], stdout=subprocess.PIPE, stderr=log, text=True
+        )
         assert process.stdout is not None
         try:
             url = process.stdout.readline().strip()
@@ -71,7 +87,8 @@ def behave_well_and_badly(url: str, token: str) -> None:
         http.put(f"{path}/files/file", content=WORDS["content"].encode())
         assert http.get(f"{path}/files/file").text == WORDS["content"]
         ask(url.replace("http", "ws") + path + "/ws", token)
-        http.post(run, json={"code": f"import sys, os\nos.write(2, b'{WORDS['crash']}')\nprint('{WORDS['crash']}', file=sys.__stderr__, flush=True)\nos._exit(3)"})
+        crash = f"import sys, os\nos.write(2, b'{WORDS['crash']}')\nprint('{WORDS['crash']}', file=sys.__stderr__)\nos._exit(3)"
+        assert http.post(run, json={"code": crash}).json()["status"] == "died"
         http.post(f"{path}/restart")
         http.delete(path)
 

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from openapi_spec_validator import validate
 
 from tests.api.routes import APP
@@ -63,13 +63,15 @@ def test_every_operation_tells_its_success(operation: tuple[str, str, dict[str, 
         assert all(content.get("schema") for content in answer.get("content", {}).values())
 
 
-@pytest.mark.parametrize("operation", [o for o in OPERATIONS if "application/json" in o[2].get("requestBody", {}).get("content", {})], ids=title)
+@pytest.mark.parametrize(
+    "operation", [o for o in OPERATIONS if "application/json" in o[2].get("requestBody", {}).get("content", {})], ids=title
+)
 def test_every_json_body_has_an_example(operation: tuple[str, str, dict[str, Any]]) -> None:
     content = operation[2]["requestBody"]["content"]["application/json"]
     schema = json.dumps(content)
     names = [part.split('"')[0] for part in schema.split("#/components/schemas/")[1:]]
     properties = [p for name in names for p in DOCUMENT["components"]["schemas"][name].get("properties", {}).values()]
-    assert content.get("examples") or any("examples" in property or "default" in property for property in properties)
+    assert content.get("examples") or any("examples" in found or "default" in found for found in properties)
 
 
 def test_nothing_of_the_framework_shows() -> None:

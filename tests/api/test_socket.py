@@ -91,12 +91,18 @@ def test_a_request_id_beyond_any_integer_ends_nothing(kernel: Kernel, request_id
         socket.execute("1")
 
 
+def send_and_read(socket: Socket, *frames: str) -> None:
+    """Until the connection ends."""
+    for frame in frames:
+        socket.connection.send(frame)
+    while True:
+        socket.receive()
+
+
 def test_a_message_that_is_too_big_closes_with_1009(strict: Gateway, kernel: Kernel) -> None:
     with kernel.socket() as socket, kernel.socket() as other:
         with pytest.raises(ConnectionClosed) as closed:
-            socket.connection.send("x" * 20_000_000)
-            while True:
-                socket.receive()
+            send_and_read(socket, "x" * 20_000_000)
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1009
         # It was the affair of that connection alone.
@@ -118,8 +124,7 @@ def test_a_socket_closes_when_its_kernel_is_deleted(strict: Gateway) -> None:
     with kernel.socket() as socket:
         kernel.delete()
         with pytest.raises(ConnectionClosed) as closed:
-            while True:
-                socket.receive()
+            send_and_read(socket)
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1000
     assert [event["state"] for event in socket.seen if event["type"] == "state"][-2:] == ["stopping", "dead"]

@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
+import structlog.testing
 
 from gateway.app import create_app, guarded, serving
 from gateway.errors import ConfigurationError, EngineUnavailable, GatewayError
@@ -132,17 +133,21 @@ class _Broken:
         return None
 
 
-def test_a_fault_of_our_own_is_told_without_its_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_of_our_own_is_told_without_its_words(tmp_path: Path) -> None:
     settings = load(state_dir=tmp_path, auth="none")
-    app = create_app(settings, engine=_Broken())  # type: ignore[arg-type]
+    app = create_app(settings, engine=_Broken())
 
     async def ask() -> httpx2.Response:
         transport = httpx2.ASGITransport(guarded(app, settings), raise_app_exceptions=False)
-        async with app.router.lifespan_context(app), httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        async with (
+            app.router.lifespan_context(app),
+            httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client,
+        ):
             return await client.post("/v1/kernels", json={})
 
-    answer = anyio.run(ask)
+    with structlog.testing.capture_logs() as logs:
+        answer = anyio.run(ask)
     document = problem(answer, 500, "internal_error")
     assert "secret" not in answer.text
     assert "log" in document["detail"]
-    assert "secret words" in "".join(capsys.readouterr())
+    assert ["secret words" in str(line["exc_info"]) for line in logs if line["event"] == "unexpected_error"] == [True]

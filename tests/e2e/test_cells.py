@@ -201,12 +201,15 @@ def test_a_client_that_leaves_does_not_stop_its_cell(kernel: Kernel) -> None:
 
 def test_kernels_do_not_see_each_other(new_kernel: Callable[..., Kernel]) -> None:
     first, second = new_kernel(label="first"), new_kernel(label="second")
-    first.run(
-        "secret = 'of the first'\nopen('/work/file', 'w').write(secret)\nopen('/tmp/file', 'w').write(secret)\nopen('/dev/shm/file', 'w').write(secret)"
-    )
-    first.run(
-        "import socket\nlistening = socket.create_server(('127.0.0.1', 4567))\nab = socket.socket(socket.AF_UNIX)\nab.bind('\\0abstract'); ab.listen()"
-    )
+    first.run("""
+import socket
+secret = 'of the first'
+for directory in ('/work', '/tmp', '/dev/shm'): open(directory + '/file', 'w').write(secret)
+listening = socket.create_server(('127.0.0.1', 4567))
+abstract = socket.socket(socket.AF_UNIX)
+abstract.bind('\\0abstract')
+abstract.listen()
+""")
     code = """
 import os, socket
 print('secret' in globals(), [os.path.exists(d + '/file') for d in ('/work', '/tmp', '/dev/shm')])

@@ -56,7 +56,9 @@ def test_a_file_goes_in_and_out_unchanged(kernel: Kernel) -> None:
     assert back.headers["content-disposition"] == "attachment; filename*=UTF-8''data.bin"
 
 
-@pytest.mark.parametrize("path", ["empty", "deep/er/and/deeper/file.txt", "süd/✓ and spaces.csv", "a%2Fb", "quote'\"&=?#", "-rf", "~", "x" * 255])
+@pytest.mark.parametrize(
+    "path", ["empty", "deep/er/and/deeper/file.txt", "süd/✓ and spaces.csv", "a%2Fb", "quote'\"&=?#", "-rf", "~", "x" * 255]
+)
 def test_names_of_every_kind(shared: Kernel, path: str) -> None:
     content = b"" if path == "empty" else path.encode()
     assert put(shared, path, content).status_code == 201
@@ -69,7 +71,9 @@ def test_names_of_every_kind(shared: Kernel, path: str) -> None:
 
 
 def test_a_listing_tells_what_is_there(kernel: Kernel) -> None:
-    kernel.run("import os\nos.makedirs('d/inner')\nopen('b', 'w').write('12345')\nos.symlink('/etc/passwd', 'a')\nos.utime('b', (1, 1_000_000_000))")
+    kernel.run(
+        "import os\nos.makedirs('d/inner')\nopen('b', 'w').write('12345')\nos.symlink('/etc/passwd', 'a')\nos.utime('b', (1, 1_000_000_000))"
+    )
     listing = kernel.http.get(f"{kernel.path}/files").json()
     assert (listing["path"], listing["complete"]) == ("", True)
     found = {entry["name"]: (entry["path"], entry["type"]) for entry in listing["entries"]}
@@ -94,7 +98,12 @@ def test_a_hundred_megabytes_go_in_and_out(kernel: Kernel) -> None:
 
 
 def test_files_move_while_a_cell_runs(kernel: Kernel) -> None:
-    code = "import os, time\nopen('from-cell', 'w').write('ready')\nwhile not os.path.exists('from-client'): time.sleep(0.01)\nprint(open('from-client').read())"
+    code = """
+import os, time
+open('from-cell', 'w').write('ready')
+while not os.path.exists('from-client'): time.sleep(0.01)
+print(open('from-client').read())
+"""
     with kernel.submitted(code) as cell:
         eventually(lambda: "from-cell" in names(kernel), "the cell has written its file")
         assert get(kernel, "from-cell").content == b"ready"
@@ -162,7 +171,9 @@ def test_an_archive_cannot_reach_out_of_its_directory(kernel: Kernel) -> None:
     ]
     for archive in archives:
         put(kernel, "inner/unpacked/", archive, **{"Content-Type": "application/x-tar"})
-    found = kernel.run("import os\nfor d in ('/', '/tmp', '/work', '/work/inner'): print([n for n in os.listdir(d) if 'escaped' in n])")
+    found = kernel.run(
+        "import os\nfor d in ('/', '/tmp', '/work', '/work/inner'): print([n for n in os.listdir(d) if 'escaped' in n])"
+    )
     assert found == "[]\n" * 4
     kinds = {entry["name"]: entry["type"] for entry in get(kernel, "inner/unpacked").json()["entries"]}
     assert not {"pipe", "device"} & set(kinds)
@@ -183,13 +194,25 @@ def test_a_path_that_is_none_is_refused(shared: Kernel, path: str) -> None:
     assert shared.value("__import__('os').path.exists('/etc/passwd')") == "True"
 
 
+def open_request(gateway: Gateway, line: str, *headers: str) -> socket.socket:
+    """A connection on which the head of a request has been sent, as no client library would send it."""
+    host = urlsplit(gateway.url)
+    connection = socket.create_connection((host.hostname, host.port), timeout=60)
+    lines = [f"{line} HTTP/1.1", f"Host: {host.netloc}", f"Authorization: Bearer {gateway.token}", *headers, "", ""]
+    connection.sendall("\r\n".join(lines).encode())
+    return connection
+
+
 def test_raw_dots_in_the_url_lead_nowhere(gateway: Gateway, shared: Kernel) -> None:
     # As a client without any normalisation of its own sends them.
-    for path in ("../../../etc/passwd", "..%2f..%2fetc/passwd", "....//....//etc/passwd", "%2e%2e/%2e%2e/etc/passwd", "..;/etc/passwd"):
-        host = urlsplit(gateway.url)
-        with socket.create_connection((host.hostname, host.port), timeout=60) as connection:
-            request = f"GET {shared.file(path)} HTTP/1.1\r\nHost: {host.netloc}\r\nAuthorization: Bearer {gateway.token}\r\nConnection: close\r\n\r\n"
-            connection.sendall(request.encode())
+    for path in (
+        "../../../etc/passwd",
+        "..%2f..%2fetc/passwd",
+        "....//....//etc/passwd",
+        "%2e%2e/%2e%2e/etc/passwd",
+        "..;/etc/passwd",
+    ):
+        with open_request(gateway, f"GET {shared.file(path)}", "Connection: close") as connection:
             answer = b"".join(iter(lambda: connection.recv(65536), b""))
         assert answer.split(b" ", 2)[1] in (b"404", b"422"), answer
         assert b"root:" not in answer
@@ -223,7 +246,13 @@ socket.socket(socket.AF_UNIX).bind('socket')
 
 
 def test_deleting_a_directory_takes_all_that_is_in_it(kernel: Kernel) -> None:
-    kernel.run("import os\nos.makedirs('d/e/f')\nopen('d/e/f/g', 'w').close()\nos.symlink('/work/kept', 'd/link')\nos.mkdir('kept')\nopen('kept/file', 'w').close()")
+    kernel.run("""
+import os
+os.makedirs('d/e/f')
+os.mkdir('kept')
+for path in ('d/e/f/g', 'kept/file'): open(path, 'w').close()
+os.symlink('/work/kept', 'd/link')
+""")
     assert kernel.http.delete(kernel.file("d")).status_code == 204
     assert kernel.value("os.listdir(), os.listdir('kept')") == "(['kept'], ['file'])"
     problem(kernel.http.delete(kernel.file("d")), 404, "file_not_found")
@@ -261,10 +290,8 @@ print(len(seen) > 1)
 
 def test_an_upload_that_breaks_off_leaves_the_old_file(gateway: Gateway, kernel: Kernel) -> None:
     put(kernel, "file", b"old")
-    host = urlsplit(gateway.url)
-    with socket.create_connection((host.hostname, host.port), timeout=60) as connection:
-        head = f"PUT {kernel.file('file')} HTTP/1.1\r\nHost: {host.netloc}\r\nAuthorization: Bearer {gateway.token}\r\nContent-Length: 5000000\r\n\r\n"
-        connection.sendall(head.encode() + b"n" * 1_000_000)
+    with open_request(gateway, f"PUT {kernel.file('file')}", "Content-Length: 5000000") as connection:
+        connection.sendall(b"n" * 1_000_000)
         eventually(lambda: len(names(kernel)) == 2, "the new file is on its way, under a name of its own")
     eventually(lambda: names(kernel) == ["file"], "its remains are cleared away")
     assert get(kernel, "file").content == b"old"
@@ -282,7 +309,10 @@ def test_a_download_that_breaks_off_hurts_nobody(kernel: Kernel) -> None:
 @pytest.fixture(scope="module")
 def small() -> Iterator[Kernel]:
     """A kernel with a disk of 16 MiB."""
-    with running(kernels={"specs": {"python3": {"work_size": "16m", "tmp_size": "16m"}}}) as gateway, gateway.kernel() as kernel:
+    with (
+        running(kernels={"specs": {"python3": {"work_size": "16m", "tmp_size": "16m"}}}) as gateway,
+        gateway.kernel() as kernel,
+    ):
         yield kernel
 
 
@@ -293,7 +323,9 @@ def test_a_full_disk_is_told_and_everything_goes_on(small: Kernel) -> None:
     assert names(small) == ["kept"]
     # Also without a declared length, and from a client that never stops sending.
     problem(put(small, "big", (b"x" * 100_000 for _ in range(300))), 507, "sandbox_disk_full")
-    problem(put(small, "d/", tar_of({"big": bytes(20_000_000)}), **{"Content-Type": "application/x-tar"}), 507, "sandbox_disk_full")
+    problem(
+        put(small, "d/", tar_of({"big": bytes(20_000_000)}), **{"Content-Type": "application/x-tar"}), 507, "sandbox_disk_full"
+    )
     small.http.delete(small.file("d"))
     assert names(small) == ["kept"]
     assert put(small, "fits", b"x" * 1_000_000).status_code == 201
@@ -311,7 +343,13 @@ def test_a_disk_filled_by_a_cell_is_an_error_of_the_cell(small: Kernel) -> None:
 
 
 def test_a_kernel_whose_disks_are_full_can_be_restarted(small: Kernel) -> None:
-    small.run("import shutil\nfor d in ('/work', '/tmp'):\n    try:\n        with open(d + '/hog', 'wb', buffering=0) as f:\n            while True: f.write(bytes(4096))\n    except OSError: pass")
+    small.run("""
+for directory in ('/work', '/tmp'):
+    try:
+        with open(directory + '/hog', 'wb', buffering=0) as file:
+            while True: file.write(bytes(4096))
+    except OSError: pass
+""")
     assert small.restart()["state"] == "idle"
     assert small.value("import os\nos.path.getsize('/work/hog') > 10_000_000") == "True"
     for directory in ("/work", "/tmp"):
@@ -319,7 +357,15 @@ def test_a_kernel_whose_disks_are_full_can_be_restarted(small: Kernel) -> None:
 
 
 def test_a_growing_file_ends_somewhere(kernel: Kernel) -> None:
-    with kernel.submitted("import time\nprint('in', flush=True)\nwith open('grows', 'wb', buffering=0) as f:\n    while True: f.write(bytes(1000)); time.sleep(0.001)") as cell:
+    code = """
+import time
+print('in', flush=True)
+with open('grows', 'wb', buffering=0) as file:
+    while True:
+        file.write(bytes(1000))
+        time.sleep(0.001)
+"""
+    with kernel.submitted(code) as cell:
         cell.wait_for("stream")
         eventually(lambda: "grows" in names(kernel), "the file is there")
         assert set(get(kernel, "grows").content) <= {0}

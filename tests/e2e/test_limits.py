@@ -86,7 +86,9 @@ def test_memory_warnings_come_once_per_level_and_name_the_largest(quick: Gateway
 
 def test_usage_is_told_per_cell_and_per_kernel(quick: Gateway) -> None:
     with quick.kernel() as kernel:
-        spin = kernel.execute("import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass\nprint('x' * 1000)")
+        spin = kernel.execute(
+            "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass\nprint('x' * 1000)"
+        )
         rest = kernel.execute("time.sleep(0.5)")
         assert 0.4 < spin["usage"]["cpu_seconds"] < 5
         assert spin["usage"]["output_bytes"] > 1000
@@ -165,8 +167,9 @@ def test_a_frozen_kernel_thaws_for_a_cell_a_file_and_a_delete() -> None:
     with running(culling={"cull_interval": 0.1, "freeze_after": 0.2}) as gateway:
         kernel: Kernel = gateway.new_kernel()
         kernel.run("x = 5")
-        for use in (lambda: kernel.value("x") == "5", lambda: gateway.http.get(f"{kernel.path}/files").status_code == 200):
-            eventually(lambda: kernel.document()["frozen"], "frozen")
-            assert use()
+        eventually(lambda: kernel.document()["frozen"], "frozen")
+        assert kernel.value("x") == "5"
+        eventually(lambda: kernel.document()["frozen"], "frozen")
+        assert gateway.http.get(f"{kernel.path}/files").status_code == 200
         eventually(lambda: kernel.document()["frozen"], "frozen")
         assert gateway.http.delete(kernel.path).status_code == 204

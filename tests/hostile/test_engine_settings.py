@@ -28,7 +28,12 @@ def api() -> Iterator[docker.APIClient]:
 
 def expected_body(gateway: Gateway, kernel: Kernel, limits: Limits) -> dict[str, Any]:
     spec = SandboxSpec(
-        kernel_id=kernel.id, image=SPEC.image, limits=limits, work_size=SPEC.work_size, tmp_size=SPEC.tmp_size, shm_size=SPEC.shm_size
+        kernel_id=kernel.id,
+        image=SPEC.image,
+        limits=limits,
+        work_size=SPEC.work_size,
+        tmp_size=SPEC.tmp_size,
+        shm_size=SPEC.shm_size,
     )
     return container_body(
         spec,
@@ -66,7 +71,29 @@ def test_a_running_container_is_what_the_profile_says(gateway: Gateway, shared: 
     assert found["State"]["Running"] is True
 
 
-NEVER = ("Binds", "Devices", "DeviceRequests", "DeviceCgroupRules", "VolumesFrom", "Links", "PortBindings", "ExtraHosts", "GroupAdd", "Sysctls", "CapAdd", "Dns", "DnsOptions", "DnsSearch", "StorageOpt", "CgroupParent", "PidMode", "UTSMode", "UsernsMode", "Cgroup", "VolumeDriver")
+NEVER = (
+    "Binds",
+    "Devices",
+    "DeviceRequests",
+    "DeviceCgroupRules",
+    "VolumesFrom",
+    "Links",
+    "PortBindings",
+    "ExtraHosts",
+    "GroupAdd",
+    "Sysctls",
+    "CapAdd",
+    "Dns",
+    "DnsOptions",
+    "DnsSearch",
+    "StorageOpt",
+    "CgroupParent",
+    "PidMode",
+    "UTSMode",
+    "UsernsMode",
+    "Cgroup",
+    "VolumeDriver",
+)
 
 
 def test_what_is_never_asked_for_is_not_there(shared: Kernel, api: docker.APIClient) -> None:
@@ -94,7 +121,7 @@ def test_nothing_the_engine_stores_is_secret(gateway: Gateway, api: docker.APICl
     with gateway.kernel(env={"SECRET": "value-of-the-secret"}, label="label of the client") as kernel:
         assert kernel.run("import os\nprint(os.environ['SECRET'])") == "value-of-the-secret\n"
         found = api.inspect_container(kernel.container)
-        image = api.inspect_image(found["Image"])
+        image = api.inspect_image(found["Image"])  # type: ignore[no-untyped-call]
         text = json.dumps(found)
     assert gateway.token not in text
     assert "value-of-the-secret" not in text
@@ -122,7 +149,10 @@ def test_no_word_of_a_request_reaches_the_engine(gateway: Gateway, shared: Kerne
 
 def test_limits_are_the_only_thing_a_request_changes(gateway: Gateway, shared: Kernel, api: docker.APIClient) -> None:
     with gateway.kernel(limits={"memory": "512m", "cpus": 0.5, "pids": 64}) as kernel:
-        found, plain = api.inspect_container(kernel.container)["HostConfig"], api.inspect_container(shared.container)["HostConfig"]
+        found, plain = (
+            api.inspect_container(kernel.container)["HostConfig"],
+            api.inspect_container(shared.container)["HostConfig"],
+        )
     changed = {name for name in found if found[name] != plain[name]} - {"Mounts"}
     assert changed == {"Memory", "MemorySwap", "NanoCpus", "PidsLimit"}
     assert (found["Memory"], found["MemorySwap"]) == (512 * 1024**2, 512 * 1024**2)

@@ -70,7 +70,12 @@ def test_the_reachable_system_calls_are_those_of_the_golden_list(shared: Kernel)
 
 def host_has(number: int) -> bool:
     """Whether the kernel of this machine knows the call at all, asked by a process of its own that is refused by its arguments."""
-    program = f"import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nl.syscall(ctypes.c_long({number}), *[ctypes.c_long(-1)] * 6)\nexit(ctypes.get_errno())"
+    program = f"""
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall(ctypes.c_long({number}), *[ctypes.c_long(-1)] * 6)
+exit(ctypes.get_errno())
+"""
     return subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode != errno.ENOSYS
 
 

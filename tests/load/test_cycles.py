@@ -37,13 +37,13 @@ class Count:
     threads: int
 
 
-async def count(engine: DockerEngine, gateway_id: str, links: Path) -> Count:
+async def count(engine: DockerEngine, gateway_id: str, links: str) -> Count:
     gc.collect()
     label = f"{LABEL}gateway={gateway_id}"
     containers = await engine.call(lambda api: api.containers(all=True, filters={"label": label}))
     return Count(
         containers=len(containers),
-        link_directories=len(os.listdir(links)) if links.exists() else 0,
+        link_directories=len(os.listdir(links)),
         descriptors=len(os.listdir("/proc/self/fd")),
         tasks=len(asyncio.all_tasks()),
         threads=threading.active_count(),
@@ -77,7 +77,7 @@ async def measure(settings: Settings) -> tuple[Count, Count, int]:
     engine = DockerEngine(settings, "cycles")
     report = await engine.check()
     manager = KernelManager(settings, engine, report.memory)
-    links = settings.state_dir / "links"
+    links = str(settings.state_dir / "links")
     async with anyio.create_task_group() as tasks:
         await tasks.start(manager.run)
         await run_cycles(manager, 2 * PARALLEL)

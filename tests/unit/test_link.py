@@ -442,26 +442,18 @@ async def test_a_file_frame_that_waits_fails_when_the_stream_ends(listener: List
 
 
 async def test_keep_pings_and_a_pong_is_a_sign_of_life() -> None:
+    """With three pings to miss, answering every second one is enough for ever."""
     async with (
-        listening(ping_interval=0.02, lost_timeout=5.0) as listener,
+        listening(ping_interval=0.05, lost_timeout=0.15) as listener,
         listener.greeted() as peer,
         anyio.create_task_group() as tasks,
     ):
         tasks.start_soon(listener.link.keep, _never)
-        heard = listener.link.last_heard
-        await peer.expect(Kind.PING)
-        await peer.send(frames.pack(Kind.PONG))
-        await settle_pinged(listener, peer)
-        assert listener.link.last_heard > heard
+        for number in range(12):
+            await peer.expect(Kind.PING)
+            if number % 2:
+                await peer.send(frames.pack(Kind.PONG))
         tasks.cancel_scope.cancel()
-
-
-async def settle_pinged(listener: Listener, peer: Peer) -> None:
-    pending = listener.link.post("sync")
-    while (frame := await peer.frame()).kind is not Kind.COMMAND:
-        assert frame.kind is Kind.PING
-    await peer.reply(frames.unpack_json(frame.payload)["id"], result={})
-    await listener.link.reply(*pending, "sync")
 
 
 async def _never() -> None:

@@ -8,7 +8,12 @@ from gateway.errors import LimitExceeded, SpecNotFound
 from gateway.kernels.wishes import MINIMUM_MEMORY, CreateRequest, grant, lifetime_left
 from gateway.settings import MIB, KernelSpecSettings, Settings, load
 
-SPEC = {"maximum": {"memory": "2g", "cpus": 2, "pids": 256}, "lifetime_maximum": 1000, "lifetime": 100, "idle_timeout_maximum": 60}
+SPEC = {
+    "maximum": {"memory": "2g", "cpus": 2, "pids": 256},
+    "lifetime_maximum": 1000,
+    "lifetime": 100,
+    "idle_timeout_maximum": 60,
+}
 
 
 @pytest.fixture
