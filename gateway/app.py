@@ -22,6 +22,7 @@ from gateway import __version__, telemetry
 from gateway.api import execute, files, health, native, problems, socket
 from gateway.api.auth import TokenCheck, check_bind, load_token
 from gateway.api.guard import Guard
+from gateway.api.wire import BoundedHttpProtocol
 from gateway.errors import ConfigurationError, GatewayError
 from gateway.kernels.manager import KernelManager
 from gateway.sandboxes.base import EngineReport, SandboxEngine
@@ -159,6 +160,7 @@ def _server(app: FastAPI, settings: Settings, on_ready: Callable[[str], None]) -
         guarded(app, settings),
         host=options.host,
         port=options.port,
+        http=BoundedHttpProtocol,
         lifespan="on",
         log_config=None,
         log_level="critical",

@@ -189,7 +189,8 @@ class LinkSettings(_Frozen):
     """Bounds on what a supervisor may send. Bytes and seconds."""
 
     max_frame: int = 128 * MIB
-    max_parts: int = Field(default=64, ge=8)
+    max_parts: int = Field(default=4096, ge=8)
+    """Parts of one message: six, and one for each binary buffer of a widget."""
     max_unacknowledged: int = 32 * MIB
     """Bytes the supervisor keeps until the gateway has them; past it the kernel is slowed, never cut."""
     handshake_timeout: float = 10.0
@@ -227,7 +228,7 @@ class Settings(BaseSettings):
 
     state_dir: Path = Field(default_factory=_default_state_dir)
     """Holds the token and the link sockets. Its path must stay short: a Unix socket path ends at 107 bytes."""
-    token: str = ""
+    token: Annotated[str, AfterValidator(str.strip)] = ""
     """The bearer token. Empty: made at the first start and kept in ``state_dir/token`` (mode 0600)."""
     auth: Literal["token", "none"] = "token"
     """`none` lets anyone on this machine in who reaches the port; refused on any address but loopback."""
@@ -270,7 +271,7 @@ def load(config: Path | None = None, **overrides: Any) -> Settings:
     except ValidationError as error:
         lines = [f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors()]
         raise ConfigurationError("The configuration is not valid: " + "; ".join(lines)) from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"The configuration file {file} is not TOML: {error}") from None
     finally:
         _config_file.reset(token)

@@ -27,7 +27,7 @@ class LoadedToken:
 def load_token(settings: Settings) -> LoadedToken:
     """The configured token, else the one in the state directory, else a new one; raises `ConfigurationError`."""
     if settings.token:
-        if len(settings.token.strip()) < _MINIMUM or not settings.token.isascii():
+        if len(settings.token) < _MINIMUM or not settings.token.isascii():
             raise ConfigurationError(f"The token needs at least {_MINIMUM} ASCII characters. Leave it empty to have one made.")
         return LoadedToken(settings.token, created=False, path=None)
     path = settings.state_dir / "token"
@@ -38,7 +38,7 @@ def load_token(settings: Settings) -> LoadedToken:
         raise ConfigurationError(
             f"The state directory {settings.state_dir} can't be used ({error.strerror}). Name another with --state-dir."
         ) from None
-    if len(value) < _MINIMUM:
+    if len(value) < _MINIMUM or not value.isascii():
         raise ConfigurationError(f"{path} holds no usable token. Delete it to have one made.")
     return LoadedToken(value, created, path)
 
@@ -47,7 +47,7 @@ def _read_or_make(path: Path) -> tuple[str, bool]:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        return path.read_text().strip(), False
+        return path.read_text(errors="replace").strip(), False
     with os.fdopen(descriptor, "w") as file:
         value = secrets.token_urlsafe(_BYTES)
         file.write(value + "\n")

@@ -55,7 +55,7 @@ async def _lines(log: EventLog, after: int) -> AsyncIterator[bytes]:
 
 async def _sse(log: EventLog, after: int) -> AsyncIterator[bytes]:
     while True:
-        events = log.since(after)
+        events = log.read(after)
         if events:
             after = events[-1].seq
             yield b"".join(_sse_event(event) for event in events)

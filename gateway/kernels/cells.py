@@ -177,6 +177,9 @@ class Cells:
         elif kind == "execute_input":
             count = message.content().get("execution_count")
             execution.announce_start(count if isinstance(count, int) else None)
+        elif kind == "input_request":
+            # Questions come on stdin; one that comes here could not be answered.
+            self.dropped += 1
         elif payload := to_payload(kind, message.content()):
             size = len(message.signed[3])
             if execution is self.current:
@@ -191,6 +194,8 @@ class Cells:
         payload = to_payload("input_request", message.content())
         assert payload is not None
         self._flush(outputs)
+        if not execution.budget.admit_question(len(message.signed[3])):
+            return
         execution.input_request = message.header
         execution.announce_start(None)
         execution.tell(payload)
@@ -256,8 +261,8 @@ class Cells:
         self._kept_bytes += execution.budget.size
         limit = self._settings.max_kept_output
         while (self._kept_bytes > limit or len(self._executions) > _KEPT_EXECUTIONS) and len(self._executions) > 1:
-            oldest = next(iter(self._executions.values()))
-            if not oldest.ended or oldest is execution:
+            oldest = next((old for old in self._executions.values() if old.ended and old is not execution), None)
+            if oldest is None:
                 break
             del self._executions[oldest.id]
             self._by_msg_id.pop(oldest.msg_id or "", None)

@@ -17,7 +17,7 @@ from jupyter_client.session import Session
 from gateway.protocol.messages import BadMessage, RawMessage, split
 from gateway.sandboxes.link import Link
 from gateway.supervisor import frames
-from gateway.supervisor.frames import Channel, Frame
+from gateway.supervisor.frames import Channel, Frame, FrameError
 
 log = structlog.get_logger()
 
@@ -35,6 +35,9 @@ class KernelClient:
         """The supervisor's `kernel_exit` event, once the process has ended."""
         self.names_variables = False
         """Whether this kernel's launcher can name its largest variables while a cell runs."""
+        self._pid: object = None
+        self._early: list[dict[str, Any]] | None = []
+        """Ends that were told before it is known which process this client is for; None from then on."""
         self._exited = anyio.Event()
         self._link = link
         self._session = Session(key=self.key.encode(), username="cellgate")
@@ -57,7 +60,8 @@ class KernelClient:
                 channel, parts = frames.unpack_message(frame.payload, self._link.settings.max_parts)
                 message = split(channel.name.lower(), parts)
                 self._verify(message)
-            except BadMessage as error:
+            except (BadMessage, FrameError) as error:
+                # The parts are the kernel's doing: the supervisor only packs them.
                 self.count_bad(str(error))
                 continue
             if self._probe_id is not None and message.parent_id == self._probe_id:
@@ -96,9 +100,24 @@ class KernelClient:
             if isinstance(row, dict) and isinstance(row.get("size"), int)
         ]
 
-    def process_ended(self, event: dict[str, Any]) -> None:
+    def process_started(self, pid: object) -> None:
+        """The supervisor has started the process. What was told of an end before may be the end of the one before it."""
+        self._pid, early = pid, self._early
+        self._early = None
+        for event in early or []:
+            self.process_ended(event)
+
+    def process_ended(self, event: dict[str, Any]) -> bool:
+        """Takes a `kernel_exit` event; False when it is about another process, or when that is not known yet."""
+        if self._early is not None:
+            self._early = [*self._early, event][-4:]
+            return False
+        pid = event.get("pid")
+        if isinstance(pid, int) and isinstance(self._pid, int) and pid != self._pid:
+            return False
         self.exit_info = event
         self._exited.set()
+        return True
 
     async def first_answer(self) -> bool:
         """Proves both directions, a reply on shell and a message on iopub; False when the process ended before that.

@@ -45,6 +45,7 @@ class OutputBudget:
         """The head is full: from here on outputs wait in the ring."""
         self._head_bytes, self._head_events = max_bytes // 2, max_events // 2
         self._tail_bytes, self._tail_events = max_bytes - self._head_bytes, max_events - self._head_events
+        self._question_bytes, self._question_events = self._tail_bytes, self._tail_events
         self._piece = max(1024, min(65_536, max_bytes // 32))
         self._tail: deque[tuple[Payload, int]] = deque()
         self._tail_size = 0
@@ -69,11 +70,23 @@ class OutputBudget:
         self._tail.append((payload, size))
         self._tail_size += size
         while self._tail and (self._tail_size > self._tail_bytes or len(self._tail) > self._tail_events):
-            self.leave_out(self._tail.popleft()[1])
+            pushed_out = self._tail.popleft()[1]
+            self._tail_size -= pushed_out
+            self.leave_out(pushed_out)
+        return False
+
+    def admit_question(self, size: int) -> bool:
+        """Questions can't wait in the ring: they have as much as the ring of their own, and past it are left out."""
+        self.size += size
+        self._question_bytes -= size
+        self._question_events -= 1
+        if self._question_bytes >= 0 and self._question_events >= 0:
+            return True
+        self.leave_out(size)
         return False
 
     def leave_out(self, size: int) -> None:
-        self._tail_size = max(0, self._tail_size - size)
+        """Counts an output that is not told."""
         self.left_out_bytes += size
         self.left_out_events += 1
 
@@ -135,9 +148,11 @@ class Execution:
 
     def announce_start(self, execution_count: int | None) -> None:
         """The kernel has taken the cell up; told once."""
+        if self.ended:
+            return
         if execution_count is not None:
             self.execution_count = execution_count
-        if not self._announced and not self.ended:
+        if not self._announced:
             self._announced = True
             self.log.append([Payload("started", {"execution_count": execution_count})])
 

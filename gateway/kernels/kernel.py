@@ -369,8 +369,7 @@ class Kernel:
         if kind == "usage":
             self._reporter.used(event)
         elif kind == "kernel_exit" and client is not None:
-            client.process_ended(event)
-            if self.alive:
+            if client.process_ended(event) and self.alive:
                 self._die(causes.from_process(event))
         elif self._tasks is not None and not self._closed.is_set():
             self._tasks.start_soon(self._reporter.warn, event, self.cells.current, client)

@@ -14,6 +14,7 @@ async def launch(client: KernelClient, link: Link, request: KernelRequest, kerne
         started = await link.command("start", kernelspec=request.spec.kernelspec, key=client.key, env=env)
     except CommandFailed as failure:
         raise StartFailed(f"The kernel did not start: {failure}.", kernel_id=kernel_id) from None
+    client.process_started(started.get("pid"))
     client.names_variables = started.get("names_variables") is True
     if not await client.first_answer():
         cause = causes.from_process(client.exit_info or {})

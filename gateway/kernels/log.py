@@ -69,14 +69,19 @@ class EventLog:
             return list(self._events)
         return [self._events[i] for i in range(len(self._events) - missing, len(self._events))]
 
+    def read(self, after: int) -> list[Event]:
+        """As `since`, with a `gap` first where events above `after` are kept no more."""
+        events = self.since(after)
+        missing = events[0].seq - max(after, 0) - 1 if events else 0
+        if missing > 0:
+            events.insert(0, Event(events[0].seq - 1, "gap", events[0].time, self._execution_id, {"events": missing}))
+        return events
+
     async def follow(self, after: int = 0) -> AsyncIterator[list[Event]]:
         """Batches of events, those there are and then those that come, until the log is closed."""
         while True:
-            events = self.since(after)
+            events = self.read(after)
             if events:
-                if events[0].seq > after + 1:
-                    members = {"events": events[0].seq - after - 1}
-                    yield [Event(events[0].seq - 1, "gap", events[0].time, self._execution_id, members)]
                 after = events[-1].seq
                 yield events
             elif self.closed:

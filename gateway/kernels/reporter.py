@@ -35,7 +35,7 @@ class Reporter:
         except BadMessage:
             parent = None
         size = value.get("size")
-        self._cells.oversize(parent, size if isinstance(size, int) else 0)
+        self._cells.oversize(parent, max(0, size) if isinstance(size, int) else 0)
 
     async def warn(self, event: dict[str, Any], execution: Execution | None, client: KernelClient | None) -> None:
         largest = None

@@ -38,7 +38,7 @@ def _mapping(content: dict[str, Any], key: str) -> Bundle:
 
 def _count(content: dict[str, Any]) -> int | None:
     value = content.get("execution_count")
-    return value if isinstance(value, int) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _display_id(content: dict[str, Any]) -> str | None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import anyio
 import anyio.to_thread
@@ -85,6 +86,8 @@ class DockerEngine:
         report = docker_check.report(self._settings, self._url(), version, info, found)
         if self._settings.docker.link == "auto":
             self._stdio = not docker_check.shares_paths(self._url(), info)
+        if not self._stdio:
+            _check_length(self._links / str(uuid4()) / LINK_SOCKET)
         self._security = docker_check.security_options(info)
         return report
 
@@ -164,10 +167,6 @@ class DockerSandbox:
         """Opens the socket that the supervisor will dial; the directory to mount."""
         directory = links / self._kernel_id
         path = directory / LINK_SOCKET
-        if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
-            raise ConfigurationError(
-                f"state_dir is too long: {path} exceeds the {_MAX_SOCKET_PATH} bytes of a Unix socket path."
-            )
         await anyio.to_thread.run_sync(partial(_make_directory, directory))
         self._directory = directory
         loop = asyncio.get_running_loop()
@@ -221,6 +220,12 @@ class DockerSandbox:
             await anyio.to_thread.run_sync(partial(shutil.rmtree, self._directory, ignore_errors=True))
 
 
+def _check_length(path: Path) -> None:
+    """Raises `ConfigurationError` when a link's socket could not be bound at a path like this."""
+    if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
+        raise ConfigurationError(f"state_dir is too long: {path} exceeds the {_MAX_SOCKET_PATH} bytes of a Unix socket path.")
+
+
 def _make_directory(directory: Path) -> None:
     directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     shutil.rmtree(directory, ignore_errors=True)
@@ -229,5 +234,7 @@ def _make_directory(directory: Path) -> None:
 
 
 def _duplicate(attached: Any) -> int:
-    """A descriptor of our own for the hijacked connection; the SDK's wrapper may then be collected."""
-    return os.dup(attached.fileno())
+    """A descriptor of our own for the hijacked connection; the SDK's wrappers are closed."""
+    descriptor = os.dup(attached.fileno())
+    attached._response.close()
+    return descriptor

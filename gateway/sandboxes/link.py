@@ -24,6 +24,7 @@ from gateway.supervisor.frames import Channel, Decoder, Frame, FrameError, Kind
 
 log = structlog.get_logger()
 
+_MAX_WAITING = 8
 _ACK_BYTES = 256 * 1024
 _RATE_SLACK = 0.5
 """Seconds of the rate that may come in one burst."""
@@ -57,6 +58,8 @@ class Link:
         self.bad_frames = 0
         self.rate = rate
         """Bytes a second that the sandbox may send; 0: as it likes."""
+        self.waiting = 0
+        """Streams that have not greeted yet."""
         self.frozen = False
         """True while the sandbox gets no CPU: its silence means nothing then."""
         self.lost = anyio.Event()
@@ -80,6 +83,11 @@ class Link:
         self._ack_timer: asyncio.TimerHandle | None = None
 
     # what a connection calls
+
+    @property
+    def taken(self) -> bool:
+        """A supervisor is connected, or none is wanted any more."""
+        return self._transport is not None or self._closed
 
     def greet(self, transport: asyncio.WriteTransport, hello: dict[str, Any]) -> bool:
         """A peer has said HELLO: True when it is the supervisor and the link is free."""
@@ -305,8 +313,14 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._free_at = 0.0
+        self._counted = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._link.waiting += 1
+        self._counted = True
+        if self._link.taken or self._link.waiting > _MAX_WAITING:
+            # Cells can dial too: what they open must not add up.
+            transport.abort()  # type: ignore[attr-defined]
         # A cast, since uvloop's transports are no subclass of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
         loop = asyncio.get_running_loop()
@@ -335,6 +349,7 @@ class Connection(asyncio.Protocol):
         if frame.kind is not Kind.HELLO or not self._link.greet(self._transport, unpack_object(frame.payload)):
             raise FrameError("refused greeting")
         self._greeted = True
+        self._uncount()
         if self._deadline is not None:
             self._deadline.cancel()
 
@@ -358,7 +373,13 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._link.pause(False)
 
+    def _uncount(self) -> None:
+        if self._counted:
+            self._counted = False
+            self._link.waiting -= 1
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self._uncount()
         if self._deadline is not None:
             self._deadline.cancel()
         if self._transport is not None:

@@ -120,10 +120,12 @@ class FakeSandbox:
     async def freeze(self) -> None:
         self._engine.require()
         self.frozen = True
+        self.supervisor.freeze()
 
     async def thaw(self) -> None:
         self._engine.require()
         self.frozen = False
+        self.supervisor.thaw()
 
     async def remove(self) -> None:
         self.link.close()

@@ -97,12 +97,18 @@ class KernelScript:
     cells: Mapping[str, Cell] | Callable[[str], Cell] = field(default_factory=dict)
     start: Die | None = None
     """Set: the process ends so, right after its start."""
+    dies_after_info: Die | None = None
+    """Set: the process answers its first question, and ends so in the same breath."""
     refuses_start: str = ""
     """Set: the supervisor can't start the process, for this reason."""
     answers_info: bool = True
     """False: a process that lives and never answers."""
+    info_delay: float = 0.0
+    """Seconds until it answers the first question."""
     idle_first: bool = False
     """True: idle comes before the reply, which the protocol allows."""
+    log: str = ""
+    """What the process has written outside of its channels."""
     interrupt_mode: str = "signal"
     obeys_kill: bool = True
     """False: killing the process changes nothing, as with a supervisor that is stuck."""
@@ -146,10 +152,8 @@ class ScriptedKernel:
         """A request of the gateway: ``[delimiter, signature, header, parent, metadata, content]``."""
         header, content = json.loads(parts[2]), json.loads(parts[5])
         kind = header["msg_type"]
-        if kind == "kernel_info_request" and self._script.answers_info:
-            self.publish("status", {"execution_state": "busy"}, header)
-            self.say(channel, "kernel_info_reply", {"status": "ok", "protocol_version": "5.4"}, header)
-            self.publish("status", {"execution_state": "idle"}, header)
+        if kind == "kernel_info_request":
+            self._timer = asyncio.get_running_loop().call_later(self._script.info_delay, self._introduce, channel, header)
         elif kind == "execute_request":
             self._queue.append((header, content))
             self._begin()
@@ -159,6 +163,15 @@ class ScriptedKernel:
         elif kind == "interrupt_request":
             self.interrupt()
             self.say(channel, "interrupt_reply", {"status": "ok"}, header)
+
+    def _introduce(self, channel: Channel, header: Message) -> None:
+        if not self._script.answers_info:
+            return
+        self.publish("status", {"execution_state": "busy"}, header)
+        self.say(channel, "kernel_info_reply", {"status": "ok", "protocol_version": "5.4"}, header)
+        self.publish("status", {"execution_state": "idle"}, header)
+        if self._script.dies_after_info is not None:
+            self._die(self._script.dies_after_info)
 
     def interrupt(self) -> None:
         """SIGINT: breaks off the step that waits, if one does."""

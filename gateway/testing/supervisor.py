@@ -41,7 +41,7 @@ class ScriptedSupervisor:
         self._out = bytearray()
         self._secret = ""
         self._welcomed = self._frozen = self._ended = False
-        self._sent = self._received = 0
+        self._sent = self._received = self._pid = 0
         self._kept: deque[tuple[int, bytes]] = deque()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._reads: dict[int, Reading] = {}
@@ -77,6 +77,14 @@ class ScriptedSupervisor:
 
     def event(self, value: dict[str, Any]) -> None:
         self._number(lambda seq: frames.pack_json(Kind.EVENT, value, seq))
+
+    def die(self, how: Die) -> None:
+        """The kernel process ends."""
+        if self.kernel is None:
+            return
+        self._stop_kernel()
+        facts = {"memory_peak": None, "memory_limit": None, "oom_kills": 0, **how.facts}
+        self.event({"event": "kernel_exit", "pid": self._pid, "code": how.code, "signal": how.signal, "log": how.log, **facts})
 
     def end(self, code: int) -> None:
         """The first process of the box ends."""
@@ -196,10 +204,14 @@ class ScriptedSupervisor:
         self._welcomed = True
         self.greetings += 1
         self._at("silence", self._silence, lambda: self.end(EXIT_SILENCE))
-        left = self._begun + float(welcome["lifetime"]) - self._loop.time()
-        self._at("lifetime", max(0.0, left), lambda: self.end(EXIT_LIFETIME))
+        self._live_for(float(welcome["lifetime"]))
         for _, frame in list(self._kept):
             self._send(frame)
+
+    def _live_for(self, lifetime: float) -> None:
+        """Seconds from its beginning."""
+        left = self._begun + lifetime - self._loop.time()
+        self._at("lifetime", max(0.0, left), lambda: self.end(EXIT_LIFETIME))
 
     def _acknowledge(self, seq: int) -> None:
         while self._kept and self._kept[0][0] <= seq:
@@ -230,12 +242,17 @@ class ScriptedSupervisor:
                 return {"result": {}}
             case "kill":
                 if self.kernel is not None and self._script.obeys_kill:
-                    self._loop.call_soon(self._die, Die(signal="SIGKILL"))
+                    self._loop.call_soon(self.die, Die(signal="SIGKILL"))
                 return {"result": {}}
             case "end":
                 return {"result": {}}
             case "memory":
                 return {"result": dict.fromkeys(("memory_used", "memory_peak", "memory_limit", "oom_kills"))}
+            case "log":
+                return {"result": {"log": self._script.log if self.kernel is not None else ""}}
+            case "extend":
+                self._live_for(float(command["lifetime"]))
+                return {"result": {}}
             case "list" | "stat" | "delete" as op:
                 return {"result": getattr(self.files, op)(command["path"])}
             case "read":
@@ -255,22 +272,16 @@ class ScriptedSupervisor:
             raise Refused("start_failed", self._script.refuses_start)
         self._stop_kernel()
         self.env = command["env"]
-        self.kernel = ScriptedKernel(self._script, command["key"], self._message, self._oversize, self._die)
+        self.kernel = ScriptedKernel(self._script, command["key"], self._message, self._oversize, self.die)
         if self._script.start is not None:
-            self._loop.call_soon(self._die, self._script.start)
-        return {"pid": 7, "interrupt_mode": self._script.interrupt_mode}
+            self._loop.call_soon(self.die, self._script.start)
+        self._pid += 1
+        return {"pid": self._pid, "interrupt_mode": self._script.interrupt_mode}
 
     def _stop_kernel(self) -> None:
         if self.kernel is not None:
             self.kernel.stop()
             self.kernel = None
-
-    def _die(self, how: Die) -> None:
-        if self.kernel is None:
-            return
-        self._stop_kernel()
-        facts = {"memory_peak": None, "memory_limit": None, "oom_kills": 0, **how.facts}
-        self.event({"event": "kernel_exit", "pid": 7, "code": how.code, "signal": how.signal, "log": how.log, **facts})
 
     def _message(self, channel: Channel, parts: list[bytes]) -> None:
         self._number(lambda seq: frames.pack_message(channel, parts, seq))

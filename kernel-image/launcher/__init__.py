@@ -7,6 +7,8 @@ ipykernel's own extension points, so that it can be upgraded without a fork:
 - `surroundings` before anything is imported: thread pools, directories, fonts
 - `streams` stdout and stderr that wait rather than grow or drop
 - `plotly` figures without the library that draws them
+- `packing` messages with text that is no Unicode
+- `variables` names the largest ones while a cell runs
 - `debugger` debugpy, loaded at the first debug request
 - `app` puts them together
 """

@@ -24,6 +24,7 @@ def settings() -> Config:
     """ipykernel's options that differ from its defaults."""
     config = Config()
     config.IPKernelApp.outstream_class = "cellgate_kernel.streams.PatientStream"
+    config.Session.packer = "cellgate_kernel.packing.pack"
     # No history file and no thread that writes it; In, Out and _ do not need it.
     config.HistoryManager.enabled = False
     # What init's children say of their parent: no parent to watch, and no advice on the terminal about Ctrl-C.
@@ -55,9 +56,9 @@ class VitalThread(IOPubThread):
         try:
             super()._thread_main()
         except BaseException:  # noqa: BLE001 - whatever it was, it is told and it is the end
-            _last_words(traceback.format_exc())
+            last_words(traceback.format_exc())
         if not self._stopped:
-            _last_words("The thread that sends outputs has ended, and with it the kernel.\n")
+            last_words("The thread that sends outputs has ended, and with it the kernel.\n")
             os._exit(EXIT_OUTPUT)
 
     def stop(self) -> None:
@@ -66,7 +67,7 @@ class VitalThread(IOPubThread):
         super().stop()
 
 
-def _last_words(text: str) -> None:
+def last_words(text: str) -> None:
     """Past the cell's stderr, which is caught, to the process's own."""
     os.write(getattr(sys.stderr, "_original_stdstream_copy", 2), text.encode())
 

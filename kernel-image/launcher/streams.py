@@ -4,7 +4,8 @@ Four differences from ipykernel's stream, each found by losing output to it:
 
 - Text that is not flushed piles up without bound while the reader stalls. Here a write that would leave more than
   `CHUNK` characters unsent waits for them to go out. So memory is bounded, and so is each message.
-- A flush gives up after 10 s and says so in the cell's output. Here it waits; an interrupt still ends it.
+- A flush gives up after 10 s and says so in the cell's output, and returns before its text is sent. Here it waits until
+  that is done; an interrupt still ends it.
 - What subprocesses and C code write to the file descriptor is read by a thread whenever it gets to it: after a later
   `print`, or after the cell has ended. Here each write and each flush first takes what has already arrived.
 - It is decoded in pieces of 1,000 bytes, which breaks characters. Here an incremental decoder does it.
@@ -52,9 +53,18 @@ class PatientStream(OutStream):
         return len(string)
 
     def flush(self) -> None:
-        """Send all that was written so far, by Python or past it."""
+        """Send all that was written so far, by Python or past it, and wait until it is sent."""
         self._take_from_descriptor()
-        super().flush()
+        sender = self.pub_thread
+        if sender.thread is threading.current_thread() or not sender.thread.is_alive():
+            super().flush()
+            return
+        sent = threading.Event()
+        sender.schedule(self._flush)
+        # `_flush` only queues what it sends, behind this: so the event is queued once more, behind that. Else a cell that
+        # goes on into C code with the interpreter's lock would keep it from being sent.
+        sender.schedule(lambda: sender.schedule(sent.set))
+        sent.wait()
 
     def _rotate_buffers(self) -> Any:
         self._unsent = 0

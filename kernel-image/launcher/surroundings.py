@@ -8,6 +8,7 @@ import os
 import resource
 import shutil
 import sys
+import tempfile
 from math import ceil
 from pathlib import Path
 
@@ -38,15 +39,17 @@ DEFAULTS = {
     "MPLBACKEND": "module://matplotlib_inline.backend_inline",
     # The figure as data. Plotly's other notebook renderers send their 4.8 MB library along with the figure.
     "PLOTLY_RENDERER": "plotly_mimetype",
+    # Arrow's own pool reserves a gigabyte at once, which would use up what `_limit_memory` leaves.
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
 }
 
 # cgroup v2, v1
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 PRACTICALLY_NONE = 1 << 50
-# Bytes above the sandbox's memory that the kernel may reserve: stacks and pools that are never filled count as data too.
-# Without it small allocations would fail near the limit, and Python does not survive that; there the cgroup's kill, which
-# is told with its cause, is the better end.
-SLACK = 256 * 1024 * 1024
+# Bytes above the sandbox's memory that the kernel may reserve: stacks and allocators' pools that are never filled count as
+# data too. With less, small allocations fail near the limit, and neither Python nor OpenMP survives that; there the
+# cgroup's kill, which is told with its cause, is the better end. What fails is what could never fit.
+SLACK = 1024 * 1024 * 1024
 
 # Made while the image was built: otherwise the first pyplot import searches all fonts.
 FONT_LISTS = Path(sys.prefix, "share", "cellgate", "matplotlib")
@@ -59,6 +62,8 @@ def prepare() -> None:
     _limit_threads()
     _limit_memory()
     _make_directories()
+    # Said, not searched for: the search writes a file, and a kernel has to start on a full disk too.
+    tempfile.tempdir = os.environ.get("TMPDIR", "/tmp")
 
 
 def _limit_threads() -> None:

@@ -2,6 +2,8 @@
 
 import gc
 import socket
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,48 +18,55 @@ from gateway.settings import load
 from tests.support import problem, running
 
 
-def refusal(tmp_path: Path, error: type[GatewayError] = ConfigurationError, **settings: Any) -> str:
+@pytest.fixture
+def state() -> Iterator[Path]:
+    """A directory with a short path, as that of a socket in it has to be."""
+    with tempfile.TemporaryDirectory(prefix="cg-", dir="/tmp") as directory:
+        yield Path(directory)
+
+
+def refusal(state: Path, error: type[GatewayError] = ConfigurationError, **settings: Any) -> str:
     """The words with which a gateway of these settings refuses to start."""
-    with pytest.raises(error) as raised, serving(load(**{"state_dir": tmp_path / "s", "server": {"port": 0}, **settings})):
+    with pytest.raises(error) as raised, serving(load(**{"state_dir": state / "s", "server": {"port": 0}, **settings})):
         pass
     assert "Traceback" not in raised.value.detail
     return raised.value.detail
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "gateway.example", ""])
-def test_without_a_token_it_listens_to_this_machine_alone(tmp_path: Path, host: str) -> None:
-    assert "loopback" in refusal(tmp_path, auth="none", server={"host": host, "port": 0})
+def test_without_a_token_it_listens_to_this_machine_alone(state: Path, host: str) -> None:
+    assert "loopback" in refusal(state, auth="none", server={"host": host, "port": 0})
 
 
-@pytest.mark.parametrize("token", ["short", "x" * 15, "ä" * 32, " " * 20])
-def test_a_token_that_could_be_guessed_is_refused(tmp_path: Path, token: str) -> None:
-    words = refusal(tmp_path, token=token)
+@pytest.mark.parametrize("token", ["short", "x" * 15, " " * 20 + "x", "ä" * 32])
+def test_a_token_that_could_be_guessed_is_refused(state: Path, token: str) -> None:
+    words = refusal(state, token=token)
     assert "token" in words
-    assert token not in words or not token.strip()
+    assert token not in words
 
 
-def test_a_token_file_without_a_token_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "s").mkdir()
-    (tmp_path / "s" / "token").write_text("\n")
-    assert "token" in refusal(tmp_path)
+def test_a_token_file_without_a_token_is_refused(state: Path) -> None:
+    (state / "s").mkdir()
+    (state / "s" / "token").write_text("\n")
+    assert "token" in refusal(state)
 
 
-def test_the_token_is_made_once(tmp_path: Path) -> None:
+def test_the_token_is_made_once(state: Path) -> None:
     tokens = []
     for _ in range(2):
-        with serving(load(state_dir=tmp_path / "s", server={"port": 0})):
-            tokens.append((tmp_path / "s" / "token").read_text())
+        with serving(load(state_dir=state / "s", server={"port": 0})):
+            tokens.append((state / "s" / "token").read_text())
     assert tokens[0] == tokens[1]
 
 
-def test_a_missing_image_is_named(tmp_path: Path) -> None:
-    words = refusal(tmp_path, kernels={"specs": {"python3": {"image": "cellgate-no-such-image:none"}}})
+def test_a_missing_image_is_named(state: Path) -> None:
+    words = refusal(state, kernels={"specs": {"python3": {"image": "cellgate-no-such-image:none"}}})
     assert "cellgate-no-such-image:none" in words
     assert "scripts/image" in words
 
 
-def test_an_unknown_runtime_is_named(tmp_path: Path) -> None:
-    words = refusal(tmp_path, docker={"runtime": "nonesuch"})
+def test_an_unknown_runtime_is_named(state: Path) -> None:
+    words = refusal(state, docker={"runtime": "nonesuch"})
     assert "nonesuch" in words
     assert "runc" in words
 
@@ -65,24 +74,24 @@ def test_an_unknown_runtime_is_named(tmp_path: Path) -> None:
 # The Docker SDK leaves the socket of a failed attempt to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 @pytest.mark.parametrize("url", ["unix:///tmp/no-such-engine.sock", "tcp://127.0.0.1:1"])
-def test_no_engine_is_named(tmp_path: Path, url: str) -> None:
-    assert url in refusal(tmp_path, EngineUnavailable, docker={"url": url})
+def test_no_engine_is_named(state: Path, url: str) -> None:
+    assert url in refusal(state, EngineUnavailable, docker={"url": url})
     gc.collect()
 
 
-def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_named(state: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert str(port) in refusal(tmp_path, server={"port": port})
+        assert str(port) in refusal(state, server={"port": port})
 
 
-def test_a_state_directory_that_is_none_is_named(tmp_path: Path) -> None:
-    (tmp_path / "s").write_text("a file")
-    assert str(tmp_path / "s") in refusal(tmp_path)
+def test_a_state_directory_that_is_none_is_named(state: Path) -> None:
+    (state / "s").write_text("a file")
+    assert str(state / "s") in refusal(state)
 
 
-def test_a_state_directory_with_too_long_a_path_is_refused_at_the_start(tmp_path: Path) -> None:
-    assert "state_dir" in refusal(tmp_path, state_dir=tmp_path / ("x" * 100))
+def test_a_state_directory_with_too_long_a_path_is_refused_at_the_start(state: Path) -> None:
+    assert "state_dir" in refusal(state, state_dir=state / ("x" * 100))
 
 
 @pytest.mark.parametrize(
@@ -133,8 +142,8 @@ class _Broken:
         return None
 
 
-def test_a_fault_of_our_own_is_told_without_its_words(tmp_path: Path) -> None:
-    settings = load(state_dir=tmp_path, auth="none")
+def test_a_fault_of_our_own_is_told_without_its_words(state: Path) -> None:
+    settings = load(state_dir=state, auth="none")
     app = create_app(settings, engine=_Broken())
 
     async def ask() -> httpx2.Response:

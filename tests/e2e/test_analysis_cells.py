@@ -142,3 +142,23 @@ def test_there_are_twenty_two() -> None:
 
 def test_pools_are_sized_by_the_sandbox_not_by_the_machine(analysis: Kernel) -> None:
     assert analysis.value("import os\nos.cpu_count(), os.environ['OMP_NUM_THREADS']") == "(1, '1')"
+
+
+TOGETHER = {
+    "pandas": "import pandas as pd\npd.DataFrame({'a': ['x', 'y']})['a'].str.upper().tolist()",
+    "polars": "import polars as pl\npl.DataFrame({'a': ['x', 'x']}).group_by('a').len()['len'].to_list()",
+    "duckdb": "import duckdb\nduckdb.sql('select 40 + 2').fetchall()",
+    "statistics": "import scipy.stats, sklearn.ensemble, statsmodels.api as sm\nround(scipy.stats.norm.cdf(0), 1)",
+    "figures": "import matplotlib.pyplot as plt, plotly.graph_objects as go, seaborn as sns\nlen(go.Figure(go.Bar(y=[1, 2])).data)",
+    "algebra": "import sympy\nsympy.factor('x**2 - 1')",
+    "sheets": "import openpyxl, PIL.Image, tabulate\npd.DataFrame({'a': [1]}).to_excel('s.xlsx')\npd.read_excel('s.xlsx')['a'].tolist()",
+}
+
+
+def test_all_libraries_fit_into_one_kernel_together(gateway: Gateway) -> None:
+    # Each of them reserves memory for pools of its own, most of which is never used: that must not count.
+    with gateway.kernel() as kernel:
+        for name, code in TOGETHER.items():
+            result = kernel.execute(code, timeout=60)
+            assert result["status"] == "ok", (name, result["cause"])
+        assert result["usage"]["memory_peak"] < 512 * 1024**2

@@ -105,8 +105,7 @@ while not os.path.exists('from-client'): time.sleep(0.01)
 print(open('from-client').read())
 """
     with kernel.submitted(code) as cell:
-        eventually(lambda: "from-cell" in names(kernel), "the cell has written its file")
-        assert get(kernel, "from-cell").content == b"ready"
+        eventually(lambda: get(kernel, "from-cell").content == b"ready", "the cell has written its file")
         put(kernel, "from-client", b"the word")
         assert cell.end()["status"] == "ok"
         assert [event["text"] for event in cell.events if event["type"] == "stream"] == ["the word\n"]

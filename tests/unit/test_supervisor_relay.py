@@ -99,6 +99,14 @@ class Supervisor:
             raise self.error
         return self.code
 
+    def stop(self) -> None:
+        if self.relay.exit_code is None:
+            self.relay.exit_code = 0
+        writer = signal.set_wakeup_fd(-1)
+        os.write(writer, b"\0")
+        signal.set_wakeup_fd(writer)
+        self.end()
+
     def start(self, **arguments: Any) -> dict[str, Any]:
         return self.host.command("start", **{"kernelspec": "toy", "key": "k", "env": {}, **arguments})
 
@@ -121,8 +129,7 @@ def supervisor(tmp_path: Path, specs: Path, signals: None) -> Iterator[Superviso
     supervisor = Supervisor(host, work)
     supervisor.thread.start()
     yield supervisor
-    supervisor.relay.exit_code = supervisor.relay.exit_code or 0
-    supervisor.end()
+    supervisor.stop()
     if supervisor.relay.kernel is not None:
         supervisor.relay.end_kernel()
     supervisor.relay.link.close()
@@ -586,6 +593,8 @@ def test_a_lost_gateway_is_silence(supervisor: Supervisor) -> None:
 
 def test_the_lifetime_ends_the_box_however_busy(supervisor: Supervisor) -> None:
     supervisor.host.greet(lifetime=0.5)
+    assert supervisor.host.stream is not None
+    supervisor.host.stream.settimeout(1.0)
     with contextlib.suppress(OSError, EOFError):
         while True:
             supervisor.host.send(frames.pack(Kind.PING))
