@@ -45,6 +45,8 @@ class Box:
         self, engine: SandboxEngine, spec: SandboxSpec, terms: LinkTerms, settings: LinkSettings, owner: Owner
     ) -> None:
         self.frozen = False
+        self.out_of_memory_told = False
+        """The supervisor has told of an out-of-memory kill that the box has survived."""
         self._engine = engine
         self._spec, self._terms, self._settings = spec, terms, settings
         self._owner = owner
@@ -128,7 +130,10 @@ class Box:
     async def _watch(self, sandbox: Sandbox) -> None:
         while True:
             await sandbox.link.wait_lost()
-            cause = await loss.judge(sandbox, self._settings.lost_timeout)
+            if sandbox is not self._sandbox:
+                # Lost because it was removed.
+                return
+            cause = await loss.judge(sandbox, self._settings.lost_timeout, self.out_of_memory_told)
             if cause is not None:
                 await self._owner.on_lost(cause)
                 return

@@ -39,11 +39,11 @@ def from_process(exit_info: dict[str, Any]) -> dict[str, Any]:
     return {"code": "exit", "message": f"The kernel process ended by itself with exit code {code}. {RESTART_ADVICE}", **facts}
 
 
-def from_sandbox(end: SandboxExit) -> dict[str, Any]:
-    """The end of the whole box -> cause."""
+def from_sandbox(end: SandboxExit, killed_before: bool = False) -> dict[str, Any]:
+    """The end of the whole box -> cause. `killed_before`: the engine's word of an out-of-memory kill is about an earlier one."""
     if end.removed:
         return {"code": "sandbox_removed", "message": f"The sandbox was removed from outside the gateway. {_NEW}"}
-    if end.oom_killed:
+    if end.oom_killed and not killed_before:
         return {"code": "out_of_memory", "message": f"The sandbox was ended because its memory was used up. {_NEW}"}
     if end.code in _SANDBOX_CODES:
         code, text = _SANDBOX_CODES[end.code]

@@ -245,10 +245,8 @@ class Cells:
         current, self.current = self.current, None
         self.held = True
         if current is not None:
-            if current.timed_out:
-                cause = {**timeout_cause(current), "after": cause}
-                status = "timeout"
-            self._finish(current, status, cause, "lost", kernel_state)
+            own = {**timeout_cause(current), "after": cause} if current.timed_out else cause
+            self._finish(current, "timeout" if current.timed_out else status, own, "lost", kernel_state)
         while self._queue:
             self._finish(self._queue.popleft(), "aborted", cause, "lost", kernel_state)
 

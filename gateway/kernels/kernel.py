@@ -366,6 +366,8 @@ class Kernel:
 
     def _on_event(self, event: dict[str, Any]) -> None:
         kind, client = event.get("event"), self._client
+        if event.get("oom_kills") or kind == "out_of_memory_kill":
+            self._box.out_of_memory_told = True
         if kind == "usage":
             self._reporter.used(event)
         elif kind == "kernel_exit" and client is not None:

@@ -19,13 +19,16 @@ _ROUNDS_WITHOUT_ENGINE = 6
 """A supervisor that lives dials again within 0.1 s; when the engine can't be asked either, so many rounds are enough."""
 
 
-async def judge(sandbox: Sandbox, patience: float) -> Cause | None:
-    """Waits about `patience` seconds: None once the link is back, else why the sandbox counts as ended."""
+async def judge(sandbox: Sandbox, patience: float, killed_before: bool = False) -> Cause | None:
+    """Waits about `patience` seconds: None once the link is back, else why the sandbox counts as ended.
+
+    `killed_before`: something in the sandbox was ended for want of memory earlier, and the sandbox lived on.
+    """
     unanswered = 0
     for _ in range(max(1, int(patience / _INTERVAL))):
         try:
             if end := await sandbox.exit():
-                return causes.from_sandbox(end)
+                return causes.from_sandbox(end, killed_before)
             unanswered = 0
         except EngineUnavailable as error:
             log.warning("engine_unavailable", reason=error.detail)

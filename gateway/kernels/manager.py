@@ -73,8 +73,8 @@ class KernelManager:
         self._admit(kernel.request.limits.memory)
         self._kernels[kernel.id] = kernel
         assert self._tasks is not None
-        await self._tasks.start(kernel.run)
         try:
+            await self._tasks.start(kernel.run)
             async with self._starts:
                 await kernel.start()
         except BaseException as error:

@@ -170,7 +170,9 @@ class DockerSandbox:
         await anyio.to_thread.run_sync(partial(_make_directory, directory))
         self._directory = directory
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(lambda: Connection(self.link), path)
+        # In two steps, so that a cancelled create finds the server and closes it.
+        self._server = await loop.create_unix_server(lambda: Connection(self.link), path, start_serving=False)
+        await self._server.start_serving()
         # The sandbox's user is another than ours; the directory above is closed to all other users of this host.
         path.chmod(0o666)
         return directory
@@ -178,7 +180,7 @@ class DockerSandbox:
     async def attach(self) -> None:
         """Takes the container's stdin and stdout as the link; before it is started, so nothing is missed."""
         params = {"stdin": 1, "stdout": 1, "stderr": 0, "stream": 1}
-        descriptor = await self._engine.call(lambda api: _duplicate(api.attach_socket(self.name, params)))
+        descriptor = await self._engine.call(lambda api: _duplicate(api.attach_socket(self.name, params)), whole=True)
         stream = socket.socket(fileno=descriptor)
         stream.setblocking(False)
         await asyncio.get_running_loop().create_connection(lambda: StdioConnection(self.link), sock=stream)
@@ -215,9 +217,12 @@ class DockerSandbox:
         self.link.close()
         if self._server is not None:
             self._server.close()
-        await self._engine._remove(self.name)
-        if self._directory is not None:
-            await anyio.to_thread.run_sync(partial(shutil.rmtree, self._directory, ignore_errors=True))
+        try:
+            await self._engine._remove(self.name)
+        finally:
+            if self._directory is not None:
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(partial(shutil.rmtree, self._directory, ignore_errors=True))
 
 
 def _check_length(path: Path) -> None:

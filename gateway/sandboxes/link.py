@@ -306,8 +306,10 @@ class Link:
 class Connection(asyncio.Protocol):
     """One stream from a sandbox, until it proves to be the supervisor of a `Link` or is dropped."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, patience: float | None = None) -> None:
+        """`patience`: seconds until the greeting must have come; None: as the link's settings say."""
         self._link = link
+        self._patience = link.settings.handshake_timeout if patience is None else patience
         self._decoder = Decoder(link.settings.max_frame + 4096)
         self._greeted = False
         self._transport: asyncio.Transport | None = None
@@ -324,7 +326,7 @@ class Connection(asyncio.Protocol):
         # A cast, since uvloop's transports are no subclass of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
         loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(self._link.settings.handshake_timeout, self._transport.abort)
+        self._deadline = loop.call_later(self._patience, self._transport.abort)
 
     def data_received(self, data: bytes) -> None:
         assert self._transport is not None

@@ -11,13 +11,15 @@ from gateway.sandboxes.link import Connection, Link
 
 _HEADER = struct.Struct("!BxxxI")
 _STDOUT = 1
+_START_PATIENCE = 600.0
 
 
 class StdioConnection(asyncio.Protocol):
     """Takes the multiplexing off and hands stdout to an ordinary `Connection`. Keeps no more than one header."""
 
     def __init__(self, link: Link) -> None:
-        self._inner = Connection(link)
+        # Attached before the box is started, and only the box is at the other end: the start's own deadline is enough.
+        self._inner = Connection(link, patience=_START_PATIENCE)
         self._header = b""
         self._left = 0
         self._stream = 0

@@ -5,6 +5,8 @@ import socket
 from collections.abc import Awaitable, Callable
 from uuid import uuid4
 
+import anyio.lowlevel
+
 from gateway.errors import EngineUnavailable, ImageMissing
 from gateway.sandboxes.base import EngineReport, SandboxExit, SandboxSpec
 from gateway.sandboxes.link import Connection, Link
@@ -60,7 +62,11 @@ class FakeEngine:
         if spec.image not in self.images:
             raise ImageMissing(f"The image {spec.image} is not on the engine.", image=spec.image)
         box = FakeSandbox(self, spec, make_link())
-        await box.listen()
+        try:
+            await box.listen()
+        except BaseException:
+            box.close()
+            raise
         self.host.boxes[spec.kernel_id] = box
         self.created += 1
         if self.dials:
@@ -100,7 +106,14 @@ class FakeSandbox:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(self._address)
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(lambda: Connection(self.link), sock=listener)
+        self._server = await loop.create_unix_server(lambda: Connection(self.link), sock=listener, start_serving=False)
+        await self._server.start_serving()
+
+    def close(self) -> None:
+        """The gateway's end of the link."""
+        self.link.close()
+        if self._server is not None:
+            self._server.close()
 
     def end(self, code: int | None, oom_killed: bool = False) -> None:
         """The box ends as the engine will tell it."""
@@ -128,14 +141,14 @@ class FakeSandbox:
         self.supervisor.thaw()
 
     async def remove(self) -> None:
-        self.link.close()
-        if self._server is not None:
-            self._server.close()
+        self.close()
         self._engine.require()
         self._end = self._end or SandboxExit(None, oom_killed=False, removed=True)
         self.supervisor.end(137)
         if self._engine.host.boxes.pop(self.spec.kernel_id, None) is not None:
             self._end = SandboxExit(None, oom_killed=False, removed=True)
+        # One round of the loop, in which the closed transport lets go of its socket.
+        await anyio.lowlevel.checkpoint()
 
     def _ended(self, code: int) -> None:
         self._end = self._end or SandboxExit(code, oom_killed=False)

@@ -47,7 +47,8 @@ class ScriptedSupervisor:
         self._reads: dict[int, Reading] = {}
         self._writes: dict[int, Writing] = {}
         self._begun = self._loop.time()
-        self._at("silence", _FIRST_CONTACT, lambda: self.end(EXIT_SILENCE))
+        self._silence = _FIRST_CONTACT
+        self._be_patient()
 
     # what a test does to it
 
@@ -60,12 +61,14 @@ class ScriptedSupervisor:
     def freeze(self) -> None:
         """Like a paused box: nothing is read, nothing is written, until `thaw`."""
         self._frozen = True
+        self._timers["silence"].cancel()
         if self._socket is not None:
             self._loop.remove_reader(self._socket)
             self._loop.remove_writer(self._socket)
 
     def thaw(self) -> None:
         self._frozen = False
+        self._be_patient()
         if self._socket is not None:
             self._loop.add_reader(self._socket, self._on_readable)
         self._flush()
@@ -178,8 +181,7 @@ class ScriptedSupervisor:
     # frames
 
     def _take(self, frame: Frame) -> None:
-        if self._welcomed:
-            self._at("silence", self._silence, lambda: self.end(EXIT_SILENCE))
+        self._be_patient()
         if frame.kind is Kind.WELCOME:
             self._welcome(frames.unpack_json(frame.payload))
         elif frame.kind is Kind.MESSAGE:
@@ -203,10 +205,15 @@ class ScriptedSupervisor:
         self._acknowledge(welcome["received"])
         self._welcomed = True
         self.greetings += 1
-        self._at("silence", self._silence, lambda: self.end(EXIT_SILENCE))
+        self._be_patient()
         self._live_for(float(welcome["lifetime"]))
         for _, frame in list(self._kept):
             self._send(frame)
+
+    def _be_patient(self) -> None:
+        """The time of silence begins anew."""
+        if not self._ended:
+            self._at("silence", self._silence, lambda: self.end(EXIT_SILENCE))
 
     def _live_for(self, lifetime: float) -> None:
         """Seconds from its beginning."""

@@ -102,8 +102,11 @@ def test_a_failing_notebook_keeps_what_it_had(cellgate: Command, tmp_path: Path)
     assert [[output.output_type for output in outputs(written, number)] for number in (1, 2, 3)] == [["stream"], ["error"], []]
 
 
+HOG = "hoard = []\nwhile True: hoard.append(bytearray(b'x') * (10 << 20))"
+
+
 def test_a_kernel_that_runs_out_of_memory_is_named_in_the_notebook(cellgate: Command, tmp_path: Path) -> None:
-    document.write(notebook("print('before')", "hoard = bytearray(b'x') * (2 << 30)", "print('never')"), tmp_path / "big.ipynb")
+    document.write(notebook("print('before')", HOG, "print('never')"), tmp_path / "big.ipynb")
     ran = cellgate("run", "big.ipynb")
     assert ran.code == 1
     assert "memory" in ran.out.splitlines()[-2]

@@ -3,8 +3,15 @@
 from collections.abc import Iterator
 
 import pytest
+import structlog
 
 from tests.unit.scripted import ScriptedGateway
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> None:
+    """A gateway that another test has started in this process has set up logging for all of it."""
+    structlog.reset_defaults()
 
 
 @pytest.fixture

@@ -253,7 +253,7 @@ async def test_a_failing_cell_is_a_result(engine: FakeEngine) -> None:
 async def test_cells_queue_up_and_a_failure_aborts_those_behind(engine: FakeEngine) -> None:
     async with started(engine) as kernel:
         first, failing, last = (kernel.execute(cell(code)) for code in ("naps", "fails", "hello"))
-        assert kernel.state is KernelState.BUSY
+        assert kernel.state == "busy"
         await ended(last)
         assert [execution.status for execution in (first, failing, last)] == ["ok", "error", "aborted"]
         assert process_of(engine, kernel).codes == ["naps", "fails"]

@@ -113,6 +113,23 @@ def test_nothing_is_taken_after_a_violation_in_one_read() -> None:
     assert (link.bad_frames, pipe.closed) == (1, True)
 
 
+def test_a_box_that_takes_long_to_start_keeps_its_stream() -> None:
+    """The stream is attached before the box is started; the deadline for strangers who dial is not for it."""
+
+    async def wait() -> tuple[bool, bytes]:
+        link = Link(LinkSettings(handshake_timeout=0.01), lambda _batch: None, 60.0, 60.0)
+        connection, pipe = StdioConnection(link), Pipe()
+        connection.connection_made(pipe)
+        await anyio.sleep(0.05)
+        connection.data_received(multiplexed(HELLO))
+        connection.connection_lost(None)
+        return pipe.closed, pipe.written
+
+    closed, written = anyio.run(wait)
+    assert not closed
+    assert frames.Decoder(1 << 20).feed(written)[0].kind is Kind.WELCOME
+
+
 @given(st.lists(st.binary(max_size=60), max_size=6))
 def test_any_bytes(pieces: list[bytes]) -> None:
     found, _, _ = taken(pieces)

@@ -251,7 +251,6 @@ def test_stdin_and_stdout_are_a_link_too() -> None:
     program = """if True:
         import os, select
         from gateway.supervisor.linkend import LinkEnd, LinkLost
-from tests.unit.hosts import Host
         from gateway.supervisor import frames
         link = LinkEnd(None)
         assert link.dial(None)
