@@ -24,7 +24,7 @@ for name in 'pip*' 'idle*' 'pydoc*' '2to3*' 'python*-config' 'py3*' 'apt*' 'dpkg
     su sg login newgrp passwd chsh chfn chage expiry gpasswd mount umount unshare nsenter setpriv; do
     find /usr/bin/ /usr/local/bin/ /bin/ -name "$name" ! -type d -delete
 done
-rm -rf /etc/apt /var/lib/apt /var/lib/dpkg/info /var/cache/* /var/log/* /root/.cache \
+rm -rf /etc/apt /etc/cron.* /usr/share/bug /var/lib/apt /var/lib/dpkg/info /var/cache/* /var/log/* /root/.cache \
     /usr/lib/apt /usr/lib/dpkg /usr/lib/gcc /usr/lib/*/libapt* /usr/lib/*/perl* /usr/share/perl* /usr/share/debconf \
     /usr/include /usr/local/include /usr/share/doc /usr/share/man /usr/share/info /usr/share/locale
 

@@ -15,7 +15,7 @@ from gateway.kernels.client import KernelClient
 from gateway.kernels.execution import Cause, CellRequest, Execution, OutputBudget
 from gateway.protocol.events import EndStatus, Payload
 from gateway.protocol.messages import BadMessage, RawMessage
-from gateway.protocol.outputs import to_payload
+from gateway.protocol.outputs import is_output, to_payload, weight
 from gateway.settings import KernelSettings
 from gateway.supervisor.frames import Channel
 
@@ -151,9 +151,15 @@ class Cells:
             try:
                 self._route(message, outputs)
             except BadMessage as error:
-                if self._client is not None:
-                    self._client.count_bad(str(error))
+                self._refuse(message, str(error))
         self._flush(outputs)
+
+    def _refuse(self, message: RawMessage, reason: str) -> None:
+        """Counts a bad message; was it an output of the running cell, its end tells that something is missing."""
+        if self._client is not None:
+            self._client.count_bad(reason)
+        if self.current is not None and message.parent_id == self.current.msg_id and is_output(message.msg_type):
+            self.current.budget.leave_out(len(message.signed[3]))
 
     def _route(self, message: RawMessage, outputs: Outputs) -> None:
         execution = self._by_msg_id.get(message.parent_id or "")
@@ -181,7 +187,7 @@ class Cells:
             # Questions come on stdin; one that comes here could not be answered.
             self.dropped += 1
         elif payload := to_payload(kind, message.content()):
-            size = len(message.signed[3])
+            size = weight(payload, message.signed[3])
             if execution is self.current:
                 outputs.append((payload, size))
             else:

@@ -7,6 +7,7 @@ encoded as JSON again: no NaN, no lone surrogate, no integer beyond 64 bits.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,10 @@ import orjson
 DELIMITER = b"<IDS|MSG>"
 MAX_DEPTH = 200
 """Deepest nesting that is taken; plotly figures and notebooks stay below 30."""
+MAX_VALUES = 4_000_000
+"""Most values of one message, those of a large figure and more. Each is an object: ``[]`` takes 24 times the bytes of its text,
+and a message of nothing else would hold up the gateway for seconds."""
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _ORJSON_DEPTH = 254
 """Deepest nesting that `orjson.dumps` takes; an event or a notebook adds a few levels around a value."""
 
@@ -87,6 +92,8 @@ def decode_json(raw: bytes) -> Any:
     large integers, bytes that are no UTF-8) takes the slow way and is replaced: NaN and infinities by null, surrogates by
     U+FFFD, integers beyond 64 bits by their digits as a string.
     """
+    if marks(raw) > MAX_VALUES and marks(_STRING.sub(b"", raw)) > MAX_VALUES:
+        raise BadMessage(f"more than {MAX_VALUES} values")
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError:
@@ -94,6 +101,11 @@ def decode_json(raw: bytes) -> Any:
     if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:
         _check_depth(value)
     return value
+
+
+def marks(raw: bytes) -> int:
+    """About the number of values in JSON, or more: inside of texts the same characters are counted too."""
+    return raw.count(b",") + raw.count(b"[") + raw.count(b"{")
 
 
 def _check_depth(value: Any) -> None:

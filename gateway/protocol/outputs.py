@@ -9,15 +9,29 @@ from collections.abc import Callable
 from typing import Any
 
 from gateway.protocol.events import Event, Payload
-from gateway.protocol.messages import BadMessage
+from gateway.protocol.messages import BadMessage, marks
 
 Bundle = dict[str, Any]
+_OBJECT = 64
+"""Bytes of a small object with its place in a list."""
 
 
 def to_payload(msg_type: str, content: dict[str, Any]) -> Payload | None:
     """An IOPub or stdin message -> payload, or None for types that are no output; raises `BadMessage` on wrong shapes."""
     build = _BUILDERS.get(msg_type)
     return build(content) if build else None
+
+
+def is_output(msg_type: str) -> bool:
+    return msg_type in _BUILDERS
+
+
+def weight(payload: Payload, raw: bytes) -> int:
+    """Bytes that an output costs, `raw` being its content as JSON: text its length, other values what they take as objects."""
+    bundles = [payload.members.get(key) or {} for key in ("data", "metadata")]
+    if payload.type != "error" and all(isinstance(value, str) for bundle in bundles for value in bundle.values()):
+        return len(raw)
+    return len(raw) + _OBJECT * marks(raw)
 
 
 def _text(content: dict[str, Any], key: str, default: str = "") -> str:

@@ -61,13 +61,13 @@ class DockerEngine:
         except docker.errors.APIError:
             # The daemon has answered, and refused: for the caller to judge. (It is a RequestException too.)
             raise
-        except (requests.exceptions.RequestException, OSError) as error:
+        except (requests.exceptions.RequestException, OSError, docker.errors.DockerException) as error:
+            # Where the engine is, is for the log: clients get the text.
+            log.warning("engine_does_not_answer", url=self._url(), reason=type(error).__name__)
             raise EngineUnavailable(
-                f"The Docker engine at {self._url()} does not answer ({type(error).__name__}). Is dockerd running, and may "
-                "this user reach its socket? `cellgate doctor` tells more."
+                "The Docker engine does not answer. Is dockerd running, and may this user reach its socket (DOCKER_HOST, docker.url)? "
+                "`cellgate doctor` tells more."
             ) from None
-        except docker.errors.DockerException:
-            raise EngineUnavailable(f"There is no Docker engine at {self._url()}. Start dockerd, or set DOCKER_HOST.") from None
 
     def _run(self, function: Callable[[docker.APIClient], T]) -> T:
         if self._api is None:

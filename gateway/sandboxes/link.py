@@ -62,6 +62,8 @@ class Link:
         """Streams that have not greeted yet."""
         self.frozen = False
         """True while the sandbox gets no CPU: its silence means nothing then."""
+        self.slowed = False
+        """True while nothing is read, to keep to the rate: the same."""
         self.lost = anyio.Event()
         """Set when the stream broke; a new Event once it is back."""
         self.connected = anyio.Event()
@@ -267,7 +269,7 @@ class Link:
             await anyio.sleep(self.settings.ping_interval)
             if self._closed:
                 return
-            missed = 0 if self._heard or self.frozen else missed + 1
+            missed = 0 if self._heard or self.frozen or self.slowed else missed + 1
             self._heard = False
             if missed * self.settings.ping_interval >= self.settings.lost_timeout:
                 await on_silence()
@@ -363,9 +365,11 @@ class Connection(asyncio.Protocol):
         ahead = self._free_at - loop.time()
         if ahead > _RATE_SLACK and not self._transport.is_closing():
             self._transport.pause_reading()
+            self._link.slowed = True
             loop.call_later(ahead - _RATE_SLACK, self._read_on)
 
     def _read_on(self) -> None:
+        self._link.slowed = False
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 

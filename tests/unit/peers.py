@@ -96,9 +96,11 @@ class Listener:
 
 
 @contextlib.asynccontextmanager
-async def listening(on_frames: Callable[[list[Frame]], None] = lambda _batch: None, **settings: Any) -> AsyncIterator[Listener]:
+async def listening(
+    on_frames: Callable[[list[Frame]], None] = lambda _batch: None, rate: int = 0, **settings: Any
+) -> AsyncIterator[Listener]:
     """A fresh link behind a listening socket; closed with it at the end."""
-    link = Link(LinkSettings(**settings), on_frames, lifetime=600.0, silence=60.0)
+    link = Link(LinkSettings(**settings), on_frames, lifetime=600.0, silence=60.0, rate=rate)
     listener = Listener(link, f"\0cellgate-test-{uuid4().hex}")
 
     def connect() -> Connection:

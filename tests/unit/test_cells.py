@@ -306,6 +306,31 @@ def test_a_bad_message_is_counted_and_costs_its_neighbours_nothing(bench: Bench,
     assert text(execution) == "before after"
     assert execution.status == "ok"
     assert bench.client.bad_messages == 1
+    # Was it an output, the end of the cell tells that one is missing.
+    assert (execution.result()["truncated"] is not None) is (bad[0] not in ("status", "execute_input"))
+
+
+def test_a_bad_output_of_an_earlier_cell_is_missing_nowhere(bench: Bench) -> None:
+    first = bench.submit()
+    bench.finish(first)
+    second = bench.submit()
+    bench.cells.take([bench.say(first, "iopub", "stream", {"text": 7})])
+    bench.finish(second)
+    assert (first.result()["truncated"], second.result()["truncated"]) == (None, None)
+    assert bench.client.bad_messages == 1
+
+
+def test_outputs_of_many_small_values_are_counted_as_what_they_cost() -> None:
+    """24 bytes of memory for each of their own: by the bytes of their text they would fill the gateway's memory."""
+    bench = Bench(max_output=1_000_000)
+    execution = bench.submit()
+    figure = bench.say(execution, "iopub", "display_data", {"data": {"application/json": [[]] * 1000}, "metadata": {}})
+    for _ in range(100):
+        bench.cells.take([figure])
+    bench.finish(execution)
+    kept = len([output for output in execution.result()["outputs"] if output["output_type"] == "display_data"])
+    assert 5 <= kept <= 10
+    assert execution.result()["truncated"]["events"] == 100 - kept
 
 
 def test_a_bad_reply_ends_nothing_and_a_good_one_still_may(bench: Bench) -> None:

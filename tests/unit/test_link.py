@@ -4,6 +4,7 @@ Each test runs on asyncio's own loop and on uvloop, which the server uses. An ex
 the test, since AnyIO's runner collects what the loop's exception handler is told.
 """
 
+import contextlib
 import gc
 import json
 import tracemalloc
@@ -21,6 +22,7 @@ from gateway.settings import LinkSettings
 from gateway.supervisor import frames
 from gateway.supervisor.frames import Channel, Frame, FrameError, Kind
 from tests.unit.peers import PATIENCE, Gone, Listener, Peer, event, listening, message
+from tests.unit.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -482,6 +484,37 @@ async def test_keep_says_nothing_of_a_link_that_was_closed() -> None:
             await listener.link.keep(_never)
 
 
+# a rate
+
+
+async def test_a_peer_above_its_rate_is_read_no_faster(taken: list[Frame]) -> None:
+    """Nothing is dropped: what is not read waits in the socket, and then in the kernel."""
+    async with listening(taken.extend, rate=20_000) as listener, listener.greeted() as peer, anyio.create_task_group() as tasks:
+        tasks.start_soon(peer.send, *(message(number, bytes(1000)) for number in range(1, 1001)))
+        await until(lambda: taken)
+        await anyio.sleep(0.3)
+        # One read, which is 256 KiB at most, has used up the rate for a while.
+        assert len(taken) < 300
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_peer_that_is_slowed_down_is_not_silent() -> None:
+    """Its pongs wait behind its outputs, since nothing is read."""
+    async with listening(rate=1000, ping_interval=0.01, lost_timeout=0.05) as listener, listener.greeted() as peer:
+        await peer.send(message(1, bytes(20_000)))
+        await until(lambda: listener.link.slowed)
+        with anyio.move_on_after(0.3):
+            await listener.link.keep(_never)
+
+
+async def test_a_peer_within_its_rate_is_not_slowed(listener: Listener, taken: list[Frame]) -> None:
+    listener.link.rate = 10_000_000
+    async with listener.greeted() as peer:
+        await peer.send(*(message(number, bytes(1000)) for number in range(1, 101)))
+        await until(lambda: len(taken) == 100)
+        assert not listener.link.slowed
+
+
 # hostile peers
 
 
@@ -600,6 +633,19 @@ async def test_a_flood_of_connections_leaves_the_link_to_its_supervisor(listener
             async with listener.dialled() as stranger:
                 await stranger.send(frames.pack(Kind.PING))
         await settle(listener, peer)
+
+
+async def test_strangers_that_say_nothing_do_not_add_up() -> None:
+    """A cell can dial too. So many may wait to greet; the next is turned away, and each leaves at its deadline."""
+    async with listening(handshake_timeout=0.3) as listener, contextlib.AsyncExitStack() as stack:
+        strangers = [await stack.enter_async_context(listener.dialled()) for _ in range(30)]
+        await until(lambda: len(listener.connections) == 30)
+        assert listener.link.waiting <= 8
+        for stranger in strangers:
+            await stranger.gone()
+        await until(lambda: listener.link.waiting == 0)
+        async with listener.greeted() as peer:
+            await settle(listener, peer)
 
 
 async def test_a_link_that_was_never_connected_can_be_closed() -> None:

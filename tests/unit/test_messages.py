@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jupyter_client.session import Session
 
+from gateway.protocol import messages
 from gateway.protocol.messages import DELIMITER, MAX_DEPTH, BadMessage, clean_text, decode_json, decode_object, split
 
 PYTHON_VALUES = st.recursive(
@@ -145,6 +146,30 @@ def test_many_brackets_side_by_side_are_not_deep() -> None:
     raw = b"[" + b"[],{}," * 10_000 + b"0]"
     assert len(decode_json(raw)) == 20_001
     assert len(decode_json(b'{"a": "' + b"[" * 10_000 + b'"}')["a"]) == 10_000
+
+
+@pytest.mark.parametrize("unit", [b"[],", b"{},", b"1,", b'"x",', b"NaN,"])
+def test_the_number_of_values_is_bounded(monkeypatch: pytest.MonkeyPatch, unit: bytes) -> None:
+    """Small values take many times the bytes of their text, so a bound on bytes alone is none on memory."""
+    monkeypatch.setattr(messages, "MAX_VALUES", 1000)
+    say_again(decode_json(b"[" + unit * 400 + b"0]"))
+    with pytest.raises(BadMessage, match="more than 1000 values"):
+        decode_json(b"[" + unit * 1001 + b"0]")
+
+
+@pytest.mark.parametrize(
+    "text", ["1,2,[3],{4}\n" * 1000, '\\",' * 1000, '"' + '\\"' * 1000 + "," * 2000, "\\" * 999 + "," * 2000]
+)
+def test_values_in_a_text_are_none(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(messages, "MAX_VALUES", 100)
+    value = {"data": {"text/csv": text, "more": ["[", ",", "{"]}}
+    assert decode_json(orjson.dumps(value)) == value
+    assert decode_json(json.dumps(value).encode()) == value
+
+
+def test_a_figure_of_a_million_points_is_no_bomb() -> None:
+    raw = orjson.dumps({"data": {"application/vnd.plotly.v1+json": {"x": list(range(1_000_000)), "y": [0.5] * 1_000_000}}})
+    assert len(decode_json(raw)["data"]["application/vnd.plotly.v1+json"]["y"]) == 1_000_000
 
 
 @pytest.mark.parametrize("raw", [b"[]", b"1", b"null", b'"text"', b"true", b"NaN"], ids=repr)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.protocol.events import OUTPUT_TYPES, Event
+from gateway.protocol.events import OUTPUT_TYPES, Event, Payload
 from gateway.protocol.messages import BadMessage
-from gateway.protocol.outputs import OutputCollector, to_payload
+from gateway.protocol.outputs import OutputCollector, is_output, to_payload, weight
 
 PNG = "iVBORw0KGgo="
 
@@ -115,6 +115,29 @@ def test_bundles_that_are_none_are_bad_messages(msg_type: str, key: str, value: 
 def test_errors_of_another_shape_are_bad_messages(content: dict[str, Any]) -> None:
     with pytest.raises(BadMessage):
         to_payload("error", content)
+
+
+@pytest.mark.parametrize(
+    ("payload", "values"),
+    [
+        (Payload("stream", {"name": "stdout", "text": "a,b,c"}), 0),
+        (Payload("display", {"data": {"text/csv": "a,b,c", "image/png": PNG}, "metadata": {}, "display_id": None}), 0),
+        (Payload("display", {"data": {}, "metadata": {}, "display_id": None}), 0),
+        (Payload("display", {"data": {"application/json": [1, 2]}, "metadata": {}, "display_id": None}), 6),
+        (Payload("result", {"data": {"text/plain": "x"}, "metadata": {"image/png": {"width": 5}}, "execution_count": 1}), 6),
+        (Payload("error", {"ename": "", "evalue": "", "traceback": ["a"]}), 6),
+        (Payload("clear_output", {"wait": True}), 0),
+    ],
+)
+def test_an_output_weighs_what_it_costs(payload: Payload, values: int) -> None:
+    """Text its length; other values, counted by the marks between them, what objects take."""
+    raw = b'{"any": [1, 2, {"b": "c,d"}]}'
+    assert weight(payload, raw) == len(raw) + 64 * values
+
+
+def test_what_is_an_output() -> None:
+    assert all(is_output(entry[0]) for entry in RECORDED)
+    assert not any(is_output(kind) for kind in ("status", "execute_input", "execute_reply", "comm_msg", ""))
 
 
 JSON = st.recursive(
