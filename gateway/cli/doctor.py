@@ -19,9 +19,11 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Check this machine, the engine and the image. Exit code 1 when something prevents starting."""
-    from gateway import settings
+    from gateway import settings, telemetry
     from gateway.cli import machine
 
+    # What it has to say is its findings; stdout may be read by a program.
+    telemetry.configure("error", "console")
     found = settings.load(config, **({"state_dir": state_dir} if state_dir else {}))
     report, engine_findings = _ask_engine(found)
     findings = [*machine.findings(found), *engine_findings]

@@ -79,7 +79,11 @@ class DockerEngine:
         return self._settings.docker.url or os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
 
     async def check(self) -> EngineReport:
-        version = await self.call(lambda api: api.version())
+        try:
+            version = await self.call(lambda api: api.version())
+        except EngineUnavailable as error:
+            # Asked by the operator, who should know where it was looked for.
+            raise EngineUnavailable(f"{error.detail} It was looked for at {self._url()}.") from None
         info = await self.call(lambda api: api.info())
         images = {spec.image for spec in self._settings.kernels.specs.values()}
         found = {image: await self._inspect_image(image) for image in sorted(images)}
