@@ -24,7 +24,7 @@ class Channels:
     """Shell, control, stdin and iopub of one kernel process."""
 
     def __init__(self) -> None:
-        self.directory = f"/tmp/.cellgate-{os.urandom(8).hex()}"
+        self.directory = f"/tmp/.cellgate-{os.getpid()}-{os.urandom(8).hex()}"
         os.mkdir(self.directory, 0o700)
         self.path = os.path.join(self.directory, "k")
         self.sockets: dict[zmq.Socket[bytes], Channel] = {}

@@ -55,6 +55,12 @@ def test_a_token_file_that_holds_none(tmp_path: Path, content: bytes) -> None:
         load_token(load(state_dir=tmp_path))
 
 
+@pytest.mark.parametrize("content", ["x" * 16, f"  {TOKEN}\n"])
+def test_a_token_file_that_holds_one(tmp_path: Path, content: str) -> None:
+    (tmp_path / "token").write_text(content)
+    assert load_token(load(state_dir=tmp_path)).value == content.strip()
+
+
 def test_a_state_directory_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for state in (tmp_path / "file", tmp_path / "file" / "deeper"):

@@ -548,6 +548,20 @@ def test_large_outputs_push_old_ones_out() -> None:
     assert known == executions[-3:]
 
 
+def test_what_just_fits_is_kept() -> None:
+    bench = Bench(max_kept_output=len('{"name": "stdout", "text": ""}') + 100)
+    first, second = bench.submit("1"), bench.submit("2")
+    bench.cells.take([bench.output(first, "x" * 100)])
+    bench.finish(first)
+    bench.finish(second)
+    assert bench.cells.get(first.id) is first
+    third = bench.submit("3")
+    bench.cells.take([bench.output(third, "")])
+    bench.finish(third)
+    with pytest.raises(ExecutionNotFound):
+        bench.cells.get(first.id)
+
+
 def test_the_last_execution_stays_however_large() -> None:
     bench = Bench(max_kept_output=100)
     first = bench.submit("1")

@@ -130,6 +130,23 @@ def test_a_box_that_takes_long_to_start_keeps_its_stream() -> None:
     assert frames.Decoder(1 << 20).feed(written)[0].kind is Kind.WELCOME
 
 
+def test_what_happens_to_the_stream_is_told_to_the_link() -> None:
+    async def happen() -> list[bool]:
+        link = Link(LinkSettings(), lambda _batch: None, 60.0, 60.0)
+        connection = StdioConnection(link)
+        connection.connection_made(Pipe())
+        connection.data_received(multiplexed(HELLO))
+        told = [link._writable.is_set()]
+        connection.pause_writing()
+        told.append(link._writable.is_set())
+        connection.resume_writing()
+        told += [link._writable.is_set(), link.lost.is_set()]
+        connection.connection_lost(None)
+        return [*told, link.lost.is_set()]
+
+    assert anyio.run(happen) == [True, False, True, False, True]
+
+
 @given(st.lists(st.binary(max_size=60), max_size=6))
 def test_any_bytes(pieces: list[bytes]) -> None:
     found, _, _ = taken(pieces)

@@ -353,6 +353,25 @@ def test_data_after_tar_has_closed_its_input_is_dropped(work: WorkDirectory, sai
     assert [reply["error"]["code"] for reply in said.replies] == ["malformed_archive"]
 
 
+@pytest.mark.parametrize(
+    ("complaint", "code"),
+    [
+        ("tar: f: Cannot write: No space left on device", "sandbox_disk_full"),
+        ("tar: f: Wrote only 4096 of 10240 bytes", "sandbox_disk_full"),
+        ("tar: f: Cannot open: Permission denied", "malformed_archive"),
+        ("", "malformed_archive"),
+    ],
+)
+def test_what_tar_complains_of_says_why(said: Said, complaint: str, code: str) -> None:
+    command = f"cat > /dev/null; printf '%s' '{complaint}' >&2; exit 2"
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    transfer = TarIn(STREAM, said.send, subprocess.Popen(["sh", "-c", command], **pipes), said.replies.append)
+    transfer.take(b"x")
+    transfer.end({})
+    pump_until(transfer, lambda: transfer.done)
+    assert said.replies == [{"error": {"code": code, "message": complaint or "tar ended with 2"}}]
+
+
 def test_many_complaints_of_tar_do_not_stop_it(work: WorkDirectory, said: Said) -> None:
     """Each member of this archive can't be made, and tar says so in more bytes than a pipe holds."""
     buffer = io.BytesIO()

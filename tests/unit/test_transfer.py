@@ -355,6 +355,20 @@ async def test_a_full_disk_in_the_middle_stops_the_source(listener: Listener) ->
     assert nothing_is_left(listener)
 
 
+async def test_a_refusal_wakes_a_writer_that_waits_for_credit(listener: Listener) -> None:
+    async def answer(peer: Peer, command: dict[str, Any]) -> None:
+        received = 0
+        while received < frames.WINDOW:
+            received += len(frames.unpack_data((await peer.expect(Kind.DATA)).payload)[1])
+        await anyio.sleep(0.02)
+        await refuses("sandbox_disk_full")(peer, command)
+
+    async with answering(listener, answer):
+        with pytest.raises(SandboxDiskFull), anyio.fail_after(5):
+            await transfer.write(listener.link, "write", "x", pieces(bytes(3 * frames.WINDOW)))
+    assert nothing_is_left(listener)
+
+
 async def test_a_source_that_breaks_off_cancels_the_upload(listener: Listener) -> None:
     async def source() -> AsyncIterator[bytes]:
         yield b"half"
