@@ -101,9 +101,13 @@ def test_usage_is_told_per_cell_and_per_kernel(quick: Gateway) -> None:
         assert 0 < whole["memory_used"] <= whole["memory_peak"] <= kernel.document()["limits"]["memory"]
 
 
+DEAF = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('deaf', flush=True)"
+
+
 def test_a_client_chooses_how_far_an_interrupt_may_go(quick: Gateway) -> None:
-    deaf = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nend = time.time() + 5\nwhile time.time() < end: pass\n'alive'"
+    deaf = f"{DEAF}\nimport time\nend = time.time() + 5\nwhile time.time() < end: pass\n'alive'"
     with quick.kernel() as kernel, kernel.submitted(deaf) as cell:
+        cell.wait_for("stream")
         answer = quick.http.post(f"{kernel.path}/interrupt", json={"up_to": "interrupt_again"})
         assert answer.json() == {"execution_id": cell.execution_id}
         assert cell.end()["status"] == "ok"
@@ -111,8 +115,8 @@ def test_a_client_chooses_how_far_an_interrupt_may_go(quick: Gateway) -> None:
 
 
 def test_an_interrupt_climbs_to_the_kill_by_default(quick: Gateway) -> None:
-    deaf = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
-    with quick.kernel() as kernel, kernel.submitted(deaf) as cell:
+    with quick.kernel() as kernel, kernel.submitted(f"{DEAF}\nwhile True: pass") as cell:
+        cell.wait_for("stream")
         kernel.interrupt()
         end = cell.end()
         assert (end["status"], end["cause"]["code"]) == ("died", "signal")

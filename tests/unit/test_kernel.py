@@ -23,6 +23,7 @@ from gateway.errors import (
 from gateway.kernels.state import KernelState
 from gateway.kernels.wishes import CreateRequest
 from gateway.sandboxes.base import SandboxExit
+from gateway.settings import load
 from gateway.supervisor import frames
 from gateway.supervisor.frames import Kind
 from gateway.testing import (
@@ -41,7 +42,7 @@ from gateway.testing import (
     printed,
     result,
 )
-from tests.unit.kernels import box_of, cell, ended, managed, process_of, quick, run, started, states, steps, text, types
+from tests.unit.kernels import QUICK, box_of, cell, ended, managed, process_of, quick, run, started, states, steps, text, types
 from tests.unit.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.anyio
@@ -669,6 +670,53 @@ async def test_an_engine_that_is_away_for_a_moment_costs_nothing(engine: FakeEng
         await until(lambda: supervisor.greetings == 2)
         engine.available = True
         assert (await run(kernel, "hello")).status == "ok"
+
+
+async def test_a_link_and_an_engine_that_are_both_away_are_a_death_sooner(engine: FakeEngine) -> None:
+    """Nobody can be asked, and a supervisor that lived would have called again."""
+    async with started(engine, load(**{**QUICK, "link": {"lost_timeout": 600.0}})) as kernel:
+        supervisor = box_of(engine, kernel).supervisor
+        supervisor.redials = False
+        engine.available = False
+        supervisor.drop()
+        await until(lambda: kernel.gone)
+        assert kernel.cause is not None
+        assert kernel.cause["code"] == "engine_unavailable"
+
+
+async def test_files_are_reached_over_the_link_while_there_is_one(engine: FakeEngine) -> None:
+    async with started(engine, on_death="stay") as kernel:
+        before = kernel.last_activity
+        link = await kernel.link()
+        assert link is box_of(engine, kernel).link
+        assert kernel.last_activity > before
+        # A dead process has files; a box that is away has none at the moment, one that is gone none any more.
+        await run(kernel, "dies")
+        assert await kernel.link() is link
+        supervisor = box_of(engine, kernel).supervisor
+        supervisor.redials = False
+        supervisor.drop()
+        await until(lambda: not link.connected.is_set())
+        with pytest.raises(KernelUnavailable):
+            await kernel.link()
+        box_of(engine, kernel).vanish()
+        await until(lambda: kernel.gone)
+        with pytest.raises(KernelDead):
+            await kernel.link()
+
+
+async def test_a_lifetime_ends_a_kernel_unless_it_is_extended(engine: FakeEngine) -> None:
+    async with managed(engine) as manager:
+        short, long = [await manager.create(CreateRequest(lifetime=1.0)) for _ in range(2)]
+        expires = long.expires_at
+        await long.extend(None)
+        assert long.expires_at == expires
+        await long.extend(600.0)
+        assert (long.expires_at - expires).total_seconds() > 590
+        await until(lambda: short.gone)
+        assert short.cause is not None
+        assert short.cause["code"] == "lifetime"
+        assert (await run(long, "hello")).status == "ok"
 
 
 async def test_a_box_that_cannot_be_removed_is_no_kernel_any_more(engine: FakeEngine) -> None:

@@ -423,7 +423,8 @@ async def test_file_frames_wait_for_a_peer_that_does_not_read(listener: Listener
     assert {len(frame.payload) for frame in received} == {frames.CHUNK + 4}
 
 
-async def test_a_file_frame_that_waits_fails_when_the_stream_ends(listener: Listener) -> None:
+@pytest.mark.parametrize("closed", [False, True], ids=["lost", "closed"])
+async def test_a_file_frame_that_waits_fails_when_the_stream_ends(listener: Listener, closed: bool) -> None:
     async with anyio.create_task_group() as tasks:
         failed = anyio.Event()
 
@@ -437,6 +438,11 @@ async def test_a_file_frame_that_waits_fails_when_the_stream_ends(listener: List
         async with listener.greeted():
             tasks.start_soon(send_until_lost)
             await anyio.sleep(0.05)
+            assert not failed.is_set()
+            if closed:
+                listener.link.close()
+                with anyio.fail_after(PATIENCE):
+                    await failed.wait()
         with anyio.fail_after(PATIENCE):
             await failed.wait()
 

@@ -128,12 +128,14 @@ def supervisor(tmp_path: Path, specs: Path, signals: None) -> Iterator[Superviso
     supervisor = Supervisor(host, work)
     supervisor.thread.start()
     yield supervisor
-    supervisor.stop()
-    if supervisor.relay.kernel is not None:
-        supervisor.relay.end_kernel()
-    supervisor.relay.link.close()
-    supervisor.relay.context.destroy(0)
-    host.close()
+    try:
+        supervisor.stop()
+    finally:
+        if supervisor.relay.kernel is not None:
+            supervisor.relay.end_kernel()
+        supervisor.relay.link.close()
+        supervisor.relay.context.destroy(0)
+        host.close()
     # By this process: another run of the tests may be under way on the same machine.
     assert list(Path("/tmp").glob(f".cellgate-{os.getpid()}-*")) == []
 
