@@ -12,6 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 import anyio
+import anyio.abc
 import structlog
 import uvicorn
 from fastapi import FastAPI
@@ -19,15 +20,19 @@ from fastapi.openapi.utils import get_openapi
 from starlette.types import ASGIApp
 
 from gateway import __version__, telemetry
-from gateway.api import execute, files, health, native, problems, socket
+from gateway.api import execute, executions, files, health, native, problems, socket
 from gateway.api.auth import TokenCheck, check_bind, load_token
 from gateway.api.guard import Guard
 from gateway.api.wire import BoundedHttpProtocol
-from gateway.errors import ConfigurationError, GatewayError
+from gateway.errors import ConfigurationError, EngineUnavailable, StoreFenced
 from gateway.kernels.manager import KernelManager
-from gateway.sandboxes.base import EngineReport, SandboxEngine
+from gateway.sandboxes.base import SandboxEngine
 from gateway.sandboxes.docker import DockerEngine
 from gateway.settings import Settings
+from gateway.store.base import Store
+from gateway.store.lock import Lease
+from gateway.store.memory import MemoryStore
+from gateway.store.sqlite import SqliteStore
 
 log = structlog.get_logger()
 
@@ -39,27 +44,30 @@ def create_app(settings: Settings, engine: SandboxEngine | None = None) -> FastA
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        try:
-            chosen = engine or DockerEngine(settings, gateway_id(settings.state_dir))
-            report = await _ready(chosen)
-        except GatewayError as error:
-            app.state.startup_error = error
-            raise
-        manager = app.state.manager = KernelManager(settings, chosen, report.memory)
-        async with anyio.create_task_group() as tasks:
-            await tasks.start(manager.run)
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                store = await _store(settings, stack)
+                chosen = engine or DockerEngine(settings, gateway_id(settings.state_dir))
+                stack.push_async_callback(chosen.aclose)
+                memory = await _ready(chosen, bool(await store.kernels()))
+                manager = app.state.manager = KernelManager(settings, chosen, memory, store)
+                tasks = await stack.enter_async_context(anyio.create_task_group())
+                await tasks.start(_run_manager, manager, app)
+            except Exception as error:
+                # What uvicorn makes of it is an exit without a word.
+                app.state.error = error
+                raise
             try:
                 yield
             finally:
                 with anyio.move_on_after(settings.kernels.shutdown_timeout, shield=True):
-                    await manager.stop_all()
+                    await _leave(manager, settings)
                 tasks.cancel_scope.cancel()
-        await chosen.aclose()
 
     app = FastAPI(
         title="Cellgate", version=__version__, description=DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None
     )
-    for room in (health, native, execute, files, socket):
+    for room in (health, native, execute, executions, files, socket):
         app.include_router(room.router)
     problems.install(app)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
@@ -75,19 +83,56 @@ def guarded(app: FastAPI, settings: Settings) -> ASGIApp:
     return Guard(app, settings.server, TokenCheck(load_token(settings).value))
 
 
-async def _ready(engine: SandboxEngine) -> EngineReport:
-    """Refuses to start where no kernel could be started, with all reasons at once."""
-    report = await engine.check()
+async def _run_manager(manager: KernelManager, app: FastAPI, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+    """A fault of the manager itself ends the process: a gateway without one could only tell untruths, and the next one finds all
+    that was recorded."""
+    try:
+        await manager.run(task_status=task_status)
+    except Exception as error:
+        app.state.error = error
+        if not manager.running:
+            raise
+        log.exception("gateway_failed")
+        manager.over.set()
+
+
+async def _store(settings: Settings, stack: contextlib.AsyncExitStack) -> Store:
+    """The opened store of the state directory, which is ours alone until the stack ends; raises `ConfigurationError`."""
+    if settings.store.kind == "memory":
+        return MemoryStore()
+    lease = await Lease.acquire(settings.state_dir, settings.store.lock_wait)
+    stack.callback(lease.release)
+    store = SqliteStore(settings.store.path or settings.state_dir / "store.sqlite3")
+    await store.open()
+    stack.push_async_callback(store.aclose)
+    return store
+
+
+async def _ready(engine: SandboxEngine, has_kernels: bool) -> int:
+    """Bytes of memory that the engine's machine has. Refuses to start where no kernel could be started, with all reasons at once;
+    but kernels that are there already are taken up even while the engine does not answer."""
+    try:
+        report = await engine.check()
+    except EngineUnavailable as error:
+        if not has_kernels:
+            raise
+        log.error("engine_unavailable", reason=error.detail)
+        return 0
     if report.problems:
         text = " ".join(f"{finding.subject}: {finding.text} {finding.remedy}" for finding in report.problems)
         raise ConfigurationError(f"The {report.engine} engine can't run kernels. {text}")
     for finding in report.findings:
         if finding.level == "warning":
             log.warning("engine_warning", subject=finding.subject, text=f"{finding.text} {finding.remedy}")
-    removed = await engine.sweep()
-    if removed:
-        log.info("sandboxes_swept", removed=removed)
-    return report
+    return report.memory
+
+
+async def _leave(manager: KernelManager, settings: Settings) -> None:
+    """What becomes of the kernels when the gateway ends."""
+    if settings.server.on_shutdown == "stop" and not manager.over.is_set():
+        await manager.stop_all()
+    else:
+        await manager.detach_all()
 
 
 def gateway_id(state_dir: Path) -> str:
@@ -139,7 +184,7 @@ class _Server(uvicorn.Server):
                 await manager.drain(self._settings.server.drain_timeout)
                 tasks.cancel_scope.cancel()
         with anyio.move_on_after(self._settings.kernels.shutdown_timeout):
-            await manager.stop_all()
+            await _leave(manager, self._settings)
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
@@ -147,6 +192,20 @@ class _Server(uvicorn.Server):
         if self.should_exit:
             self.force_exit = True
         super().handle_exit(sig, frame)
+
+    async def main_loop(self) -> None:
+        """Ends also when the manager can't go on, as when another gateway has taken over."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._watch_manager)
+            await super().main_loop()
+            tasks.cancel_scope.cancel()
+
+    async def _watch_manager(self) -> None:
+        manager: KernelManager = self._app.state.manager
+        await manager.over.wait()
+        if manager.fenced:
+            self._app.state.error = StoreFenced("Another gateway has taken over the state directory; this one has stopped.")
+        self.should_exit = self.force_exit = True
 
     async def _watch_force(self, scope: anyio.CancelScope) -> None:
         while not self.force_exit:  # noqa: ASYNC110 - set by a signal handler, which may not touch the loop
@@ -191,7 +250,7 @@ def _run(settings: Settings, on_ready: Callable[[str], None], on_server: Callabl
         server.run()
     except SystemExit:
         stopped = True
-    error = getattr(app.state, "startup_error", None)
+    error = getattr(app.state, "error", None)
     if error is not None:
         raise error
     if stopped:
@@ -204,6 +263,8 @@ def _run(settings: Settings, on_ready: Callable[[str], None], on_server: Callabl
 def serving(settings: Settings) -> Iterator[str]:
     """A gateway in a thread of this process; yields its URL, and stops it at the end. Raises what `serve` raises."""
     telemetry.configure(settings.log_level, settings.log_format)
+    # Its kernels are the block's: nobody comes after it.
+    settings = settings.model_copy(update={"server": settings.server.model_copy(update={"on_shutdown": "stop"})})
     ready = threading.Event()
     found: dict[str, Any] = {}
 

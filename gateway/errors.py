@@ -104,6 +104,12 @@ class ExecutionNotFound(NotFound):
     code = "execution_not_found"
 
 
+class DataNotFound(NotFound):
+    """The event has no such value"""
+
+    code = "data_not_found"
+
+
 class FileMissing(NotFound):
     """No such file in the kernel's work directory"""
 
@@ -204,6 +210,24 @@ class ShuttingDown(GatewayError):
     """The gateway is stopping"""
 
     code, status, ws_close, retryable = "shutting_down", 503, 1001, True
+
+
+class StoreUnavailable(GatewayError):
+    """What happens can't be recorded at the moment"""
+
+    code, status, ws_close, retryable = "store_unavailable", 503, 4503, True
+
+
+class StoreFenced(GatewayError):
+    """Another gateway has taken over this state directory"""
+
+    code, status, ws_close, retryable = "store_fenced", 503, 1012, True
+
+
+class IdempotencyConflict(GatewayError):
+    """The idempotency key was used for another request"""
+
+    code, status, ws_close = "idempotency_conflict", 409, 4409
 
 
 class ConfigurationError(GatewayError):

@@ -56,6 +56,9 @@ class ServerSettings(_Frozen):
     ws_max_message: int = 16 * MIB
     ws_ping_interval: float = 20.0
     """Seconds between WebSocket pings; keeps proxies awake and finds half-open connections."""
+    on_shutdown: Literal["detach", "stop"] = "detach"
+    """What becomes of the kernels when the gateway is told to stop: they wait for the next gateway on the same state directory, or
+    they end."""
     drain_timeout: float = Field(default=10.0, ge=0)
     """Seconds that running cells get to end when the gateway is told to stop; new work is refused meanwhile."""
     shutdown_grace: float = 5.0
@@ -106,8 +109,9 @@ class KernelSpecSettings(_Frozen):
     """Seconds up to which a request or a keep-alive may extend the lifetime, from the start."""
     busy_timeout: float = 0.0
     """Seconds that a kernel may be busy without a pause, over any number of cells; 0: no limit."""
-    silence: float = 120.0
-    """Seconds without a gateway after which a sandbox ends by itself, so that no orphan lives on."""
+    silence: float = 3600.0
+    """Seconds without a gateway after which a sandbox ends by itself, so that no orphan lives on: how long kernels wait for the
+    next gateway."""
 
     @model_validator(mode="before")
     @classmethod
@@ -171,8 +175,10 @@ class KernelSettings(_Frozen):
     max_restarts: int = Field(default=3, ge=0)
     """Dead kernels that the next cell may bring back within `restart_window` seconds; past it only a restart by hand does."""
     restart_window: float = 120.0
-    max_kept_output: int = 512 * MIB
-    """Bytes of output kept per kernel over its finished executions; the oldest executions go first."""
+    max_kept_output: int = 64 * MIB
+    """Bytes of output of finished executions that are kept in memory per kernel; older ones are read from the store."""
+    reconcile_interval: float = Field(default=5.0, gt=0)
+    """How often the sandboxes there are get compared with the kernels there should be."""
     interrupt_grace: float = 5.0
     """Seconds between the steps that end a cell past its deadline."""
     shutdown_timeout: float = 10.0
@@ -185,6 +191,21 @@ class KernelSettings(_Frozen):
         return self
 
 
+class StoreSettings(_Frozen):
+    """What is remembered of kernels and executions, and for how long."""
+
+    kind: Literal["sqlite", "memory"] = "sqlite"
+    """`sqlite` is a file in the state directory; with `memory` nothing survives the gateway, and kernels are ended with it."""
+    path: Path | None = None
+    """The SQLite file; None: ``state_dir/store.sqlite3``. On a local disk: SQLite's locks do not work on network file systems."""
+    keep: float = Field(default=604_800.0, ge=0)
+    """Seconds that an ended execution can still be read."""
+    max_size: int = Field(default=4096 * MIB, ge=MIB)
+    """Bytes of everything stored; past it the oldest ended executions go first."""
+    lock_wait: float = Field(default=0.0, ge=0)
+    """Seconds to wait at the start for another gateway on the same state directory to end; 0: refuse to start at once."""
+
+
 class LinkSettings(_Frozen):
     """Bounds on what a supervisor may send. Bytes and seconds."""
 
@@ -192,7 +213,10 @@ class LinkSettings(_Frozen):
     max_parts: int = Field(default=4096, ge=8)
     """Parts of one message: six, and one for each binary buffer of a widget."""
     max_unacknowledged: int = 32 * MIB
-    """Bytes the supervisor keeps until the gateway has them; past it the kernel is slowed, never cut."""
+    """Bytes the supervisor keeps until they are stored."""
+    overflow: Literal["wait", "drop"] = "wait"
+    """Past `max_unacknowledged`: `wait` holds the kernel up until a gateway takes the output, `drop` lets it go on and leaves
+    outputs out, told by a `gap` event with their exact number."""
     handshake_timeout: float = 10.0
     ping_interval: float = 10.0
     lost_timeout: float = 30.0
@@ -227,7 +251,8 @@ class Settings(BaseSettings):
     )
 
     state_dir: Path = Field(default_factory=_default_state_dir)
-    """Holds the token and the link sockets. Its path must stay short: a Unix socket path ends at 107 bytes."""
+    """Holds the token, the store and the link sockets; one gateway at a time may use it. Its path must stay short: a Unix socket
+    path ends at 107 bytes."""
     token: Annotated[str, AfterValidator(str.strip)] = ""
     """The bearer token. Empty: made at the first start and kept in ``state_dir/token`` (mode 0600)."""
     auth: Literal["token", "none"] = "token"
@@ -237,6 +262,7 @@ class Settings(BaseSettings):
     server: ServerSettings = ServerSettings()
     kernels: KernelSettings = KernelSettings()
     culling: CullingSettings = CullingSettings()
+    store: StoreSettings = StoreSettings()
     link: LinkSettings = LinkSettings()
     docker: DockerSettings = DockerSettings()
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request, WebSocket
 
 from gateway.api import problems
+from gateway.api.views import ExecutionView
 from gateway.errors import (
     BodyTooLarge,
     ForbiddenOrigin,
@@ -14,7 +15,6 @@ from gateway.errors import (
     Unauthorized,
     UnsupportedMediaType,
 )
-from gateway.kernels.execution import Execution
 from gateway.kernels.kernel import Kernel
 from gateway.kernels.manager import KernelManager
 
@@ -34,17 +34,17 @@ def get_kernel(kernel_id: str, manager: Manager) -> Kernel:
 TheKernel = Annotated[Kernel, Depends(get_kernel)]
 
 
-def get_execution(execution_id: str, kernel: TheKernel) -> Execution:
-    return kernel.cells.get(execution_id)
+async def get_execution(kernel_id: str, execution_id: str, manager: Manager) -> ExecutionView:
+    """In memory or in the store, also of a kernel that is gone."""
+    return await manager.execution(kernel_id, execution_id)
 
 
-TheExecution = Annotated[Execution, Depends(get_execution)]
+TheExecution = Annotated[ExecutionView, Depends(get_execution)]
 
 
-def socket_kernel(socket: WebSocket, kernel_id: str) -> Kernel:
-    """The kernel of a WebSocket's path; raises `KernelNotFound`."""
+def socket_manager(socket: WebSocket) -> KernelManager:
     manager: KernelManager = socket.app.state.manager
-    return manager.get(kernel_id)
+    return manager
 
 
 async def require_json(request: Request) -> None:

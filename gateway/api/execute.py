@@ -1,16 +1,20 @@
-"""The native API's execution routes: one body, read as a whole, as JSON Lines or as Server-Sent Events."""
+"""The native API's execution requests: run a cell, answer its questions, cancel it. The answer is read as a client likes."""
 
+from functools import partial
 from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Body, Depends, Request, Response
 
-from gateway.api import streams
-from gateway.api.dependencies import JSON_BODY, TheExecution, TheKernel, problems_of, require_json
-from gateway.api.requests import submit
-from gateway.api.schemas import EventDocument, ExecuteRequest, InputAnswer, Problem, ResultDocument
+from gateway.api import attendance, streams
+from gateway.api.dependencies import JSON_BODY, Manager, TheExecution, TheKernel, problems_of, require_json
+from gateway.api.documents import EventDocument, EventPage, Problem, ResultDocument
+from gateway.api.requests import REPLAYED, IdempotencyKey, answer, cancel, prefers_async, submit
+from gateway.api.schemas import ExecuteRequest, InputAnswer
+from gateway.api.views import ExecutionView, path_of
 from gateway.errors import (
     ExecutionNotFound,
+    IdempotencyConflict,
     KernelDead,
     KernelGone,
     KernelNotFound,
@@ -18,14 +22,26 @@ from gateway.errors import (
     LimitExceeded,
     NotWaitingForInput,
     QueueFull,
+    ShuttingDown,
+    StoreUnavailable,
 )
-from gateway.kernels.execution import Execution
 
 router = APIRouter(prefix="/v1/kernels/{kernel_id}", tags=["executions"])
 
 _EXAMPLES: dict[str, Any] = {
     "plain": {"summary": "A cell", "value": {"code": "1 + 1"}},
     "bounded": {"summary": "A cell that may run a minute", "value": {"code": "df.groupby('region').sum()", "timeout": 60}},
+    "detached": {"summary": "A cell that is read later", "value": {"code": "model.fit(x, y)", "detach": True}},
+}
+_RESULT = {"application/json": {"schema": {"$ref": "#/components/schemas/ResultDocument"}}}
+_TEXT = {"schema": {"type": "string"}}
+_REPLAYED = {"Idempotency-Replayed": {"description": "`true`: the key has been seen before; this is what it gave", **_TEXT}}
+_PREFER = {
+    "name": "Prefer",
+    "in": "header",
+    "required": False,
+    "description": "`respond-async` asks for the same as `detach` (RFC 7240)",
+    "schema": {"type": "string"},
 }
 
 
@@ -36,49 +52,67 @@ _EXAMPLES: dict[str, Any] = {
     responses={
         200: {
             "description": "The result, or its events as they come (by the Accept header). A Python exception is a result.",
-            "content": {
-                "application/json": {"schema": {"$ref": "#/components/schemas/ResultDocument"}},
-                **streams.EVENT_CONTENT,
+            "content": {**_RESULT, **streams.EVENT_CONTENT},
+            "headers": _REPLAYED,
+        },
+        202: {
+            "description": "Detached: the result so far",
+            "content": _RESULT,
+            "headers": {
+                "Location": {"description": "Where the execution is read", **_TEXT},
+                "Preference-Applied": {"description": "`respond-async`, if Prefer asked for it", **_TEXT},
+                **_REPLAYED,
             },
         },
-        **problems_of(*JSON_BODY, KernelNotFound, KernelGone, KernelDead, KernelUnavailable, QueueFull, LimitExceeded),
+        **problems_of(
+            *(*JSON_BODY, KernelNotFound, KernelGone, KernelDead, KernelUnavailable, QueueFull, LimitExceeded),
+            *(IdempotencyConflict, StoreUnavailable, ShuttingDown),
+        ),
     },
+    openapi_extra={"parameters": [_PREFER]},
     dependencies=[Depends(require_json)],
 )
 async def execute(
-    kernel: TheKernel, request: Request, body: Annotated[ExecuteRequest, Body(openapi_examples=_EXAMPLES)]
+    kernel: TheKernel,
+    manager: Manager,
+    request: Request,
+    body: Annotated[ExecuteRequest, Body(openapi_examples=_EXAMPLES)],
+    key: IdempotencyKey = None,
 ) -> Response:
     form = streams.chosen(request.headers.get("accept"))
-    execution = submit(kernel, body, may_ask=False)
+    execution, replayed = await submit(kernel, body, key, may_ask=False)
+    headers = dict(REPLAYED) if replayed else {}
+    preferred = prefers_async(request.headers.getlist("prefer"))
+    if body.detach or preferred:
+        await attendance.attend(partial(attendance.until_stored, execution), manager.leaving)
+        if execution.log.last_seq == 0:
+            raise attendance.shutting_down(execution)
+        headers["Location"] = path_of(execution)
+        if preferred:
+            headers["Preference-Applied"] = "respond-async"
+        return await _result(execution, 202, headers)
+    unattended = partial(attendance.cancel_unattended, manager, kernel, execution)
+    on_left = unattended if body.on_disconnect == "interrupt" else None
     if form != "json":
-        return streams.respond(execution.log, form)
-    await execution.done.wait()
-    return _json(execution)
-
-
-@router.get(
-    "/executions/{execution_id}",
-    summary="The result so far, or the whole",
-    response_class=Response,
-    responses={
-        200: {"model": ResultDocument, "description": "The result"},
-        **problems_of(KernelNotFound, KernelGone, ExecutionNotFound),
-    },
-)
-async def get_execution(execution: TheExecution) -> Response:
-    return _json(execution)
+        return streams.EventStream(execution.log, form, manager.leaving, headers=headers, on_left=on_left)
+    receive = None if on_left is None else request.receive
+    outcome = await attendance.attend(partial(attendance.until_ended, execution), manager.leaving, receive)
+    if outcome == "client_left" and on_left is not None:
+        await on_left()
+    if outcome == "gateway_leaves" and not execution.log.closed:
+        raise attendance.shutting_down(execution)
+    return await _result(execution, headers=headers)
 
 
 @router.post(
     "/executions/{execution_id}/input",
     status_code=204,
     summary="Answer an input_request",
-    responses=problems_of(*JSON_BODY, KernelNotFound, KernelGone, ExecutionNotFound, NotWaitingForInput),
+    responses=problems_of(*JSON_BODY, KernelNotFound, KernelGone, ExecutionNotFound, NotWaitingForInput, StoreUnavailable),
     dependencies=[Depends(require_json)],
 )
 async def answer_input(kernel: TheKernel, execution: TheExecution, body: InputAnswer) -> None:
-    kernel.touch()
-    kernel.cells.answer(execution, body.value)
+    await answer(kernel, execution, body.value)
 
 
 @router.delete(
@@ -88,17 +122,17 @@ async def answer_input(kernel: TheKernel, execution: TheExecution, body: InputAn
     response_class=Response,
     responses={
         202: {"model": ResultDocument, "description": "The result so far"},
-        **problems_of(KernelNotFound, KernelGone, ExecutionNotFound),
+        **problems_of(KernelNotFound, KernelGone, ExecutionNotFound, StoreUnavailable),
     },
 )
 async def cancel_execution(kernel: TheKernel, execution: TheExecution) -> Response:
-    await kernel.cancel(execution)
-    return _json(execution, 202)
+    await cancel(kernel, execution)
+    return await _result(execution, 202)
 
 
-def _json(execution: Execution, status: int = 200) -> Response:
-    return Response(orjson.dumps(execution.result()), status, media_type="application/json")
+async def _result(execution: ExecutionView, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(await execution.document()), status, headers, "application/json")
 
 
-EXTRA_SCHEMAS = (EventDocument, ResultDocument, Problem)
+EXTRA_SCHEMAS = (EventDocument, EventPage, ResultDocument, Problem)
 """Named in responses by reference only, so the OpenAPI document has to be given them."""

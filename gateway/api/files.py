@@ -8,7 +8,7 @@ from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import StreamingResponse
 
 from gateway.api.dependencies import TheKernel, problems_of
-from gateway.api.schemas import FileListing, FileWritten
+from gateway.api.documents import FileListing, FileWritten
 from gateway.errors import (
     BodyTooLarge,
     FileMissing,

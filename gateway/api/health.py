@@ -11,9 +11,15 @@ router = APIRouter(tags=["health"])
 
 
 class Health(BaseModel):
-    status: Literal["ok", "stopping"]
+    status: Literal["ok", "stopping", "degraded"]
 
 
-@router.get("/healthz", summary="The gateway answers; while it stops it takes no new work", openapi_extra={"security": []})
+@router.get(
+    "/healthz",
+    summary="The gateway answers; `stopping` takes no new work, `degraded` may be unable to",
+    openapi_extra={"security": []},
+)
 async def healthz(manager: Manager) -> Health:
-    return Health(status="stopping" if manager.stopping else "ok")
+    if manager.stopping:
+        return Health(status="stopping")
+    return Health(status="degraded" if manager.degraded else "ok")

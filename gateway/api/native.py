@@ -2,32 +2,29 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Depends, Query, Request, Response
-from fastapi.responses import StreamingResponse
+from fastapi import APIRouter, Body, Depends, Query, Response
 
-from gateway.api import streams
 from gateway.api.dependencies import JSON_BODY, Manager, TheKernel, problems_of, require_json
-from gateway.api.schemas import (
-    Interrupted,
-    InterruptRequest,
-    KeepAlive,
-    KernelCreate,
-    KernelDocument,
-    KernelList,
-    KernelSpecDocument,
-    KernelSpecList,
-)
+from gateway.api.documents import Interrupted, KernelDocument, KernelList, KernelSpecDocument, KernelSpecList
+from gateway.api.reading import DATA_CONTENT, EventNumber, HowToRead, data_of
+from gateway.api.requests import REPLAYED, IdempotencyKey, fingerprint
+from gateway.api.schemas import InterruptRequest, KeepAlive, KernelCreate
+from gateway.api.streams import PAGE_CONTENT
 from gateway.errors import (
+    DataNotFound,
     EngineUnavailable,
+    IdempotencyConflict,
     ImageMissing,
     KernelDead,
     KernelGone,
     KernelNotFound,
     LimitExceeded,
     NoCapacity,
+    ShuttingDown,
     SpecNotFound,
     StartFailed,
     StartTimeout,
+    StoreUnavailable,
     TooManyKernels,
 )
 from gateway.kernels import wishes
@@ -63,6 +60,7 @@ async def list_kernels(manager: Manager) -> KernelList:
     responses=problems_of(
         *JSON_BODY,
         *(SpecNotFound, LimitExceeded, TooManyKernels, NoCapacity, StartFailed, StartTimeout, EngineUnavailable, ImageMissing),
+        *(IdempotencyConflict, StoreUnavailable, ShuttingDown),
     ),
     dependencies=[Depends(require_json)],
 )
@@ -70,22 +68,24 @@ async def create_kernel(
     manager: Manager,
     response: Response,
     body: Annotated[KernelCreate, Body(openapi_examples=_EXAMPLES)] | None = None,
+    key: IdempotencyKey = None,
 ) -> KernelDocument:
     wanted = body or KernelCreate()
     limits = wanted.limits
-    kernel = await manager.create(
-        CreateRequest(
-            spec=wanted.spec,
-            memory=limits.memory,
-            cpus=limits.cpus,
-            pids=limits.pids,
-            idle_timeout=wanted.idle_timeout,
-            lifetime=wanted.lifetime,
-            on_death=wanted.on_death,
-            env=wanted.env,
-            label=wanted.label,
-        )
+    create = CreateRequest(
+        spec=wanted.spec,
+        memory=limits.memory,
+        cpus=limits.cpus,
+        pids=limits.pids,
+        idle_timeout=wanted.idle_timeout,
+        lifetime=wanted.lifetime,
+        on_death=wanted.on_death,
+        env=wanted.env,
+        label=wanted.label,
     )
+    kernel, replayed = await manager.create(create, key, None if key is None else fingerprint(wanted))
+    if replayed:
+        response.headers.update(REPLAYED)
     response.headers["Location"] = f"/v1/kernels/{kernel.id}"
     return KernelDocument.of(kernel)
 
@@ -141,15 +141,22 @@ async def restart_kernel(kernel: TheKernel) -> KernelDocument:
 
 @router.get(
     "/kernels/{kernel_id}/events",
-    responses={
-        200: {"content": streams.EVENT_CONTENT, "description": "Events, to follow"},
-        **problems_of(KernelNotFound, KernelGone),
-    },
+    responses={200: {"content": PAGE_CONTENT, "description": "Events"}, **problems_of(KernelNotFound, KernelGone)},
     response_class=Response,
     summary="The kernel's own events: state changes, and output that came outside of any cell",
 )
-async def follow_kernel(
-    kernel: TheKernel, request: Request, after: Annotated[int, Query(ge=0, lt=2**63)] = 0
-) -> StreamingResponse:
-    form = streams.chosen(request.headers.get("accept"), default="jsonl")
-    return streams.respond(kernel.log, form if form != "json" else "jsonl", after)
+async def read_kernel_events(kernel: TheKernel, manager: Manager, reading: HowToRead) -> Response:
+    return await reading.of(kernel.log, f"/v1/kernels/{kernel.id}/events", manager)
+
+
+@router.get(
+    "/kernels/{kernel_id}/events/{seq}/data",
+    responses={
+        200: {"content": DATA_CONTENT, "description": "Its bytes; the media type is the one asked for"},
+        **problems_of(KernelNotFound, KernelGone, DataNotFound),
+    },
+    response_class=Response,
+    summary="One value of the MIME bundle of a kernel's own event",
+)
+async def read_kernel_data(kernel: TheKernel, seq: EventNumber, mime: Annotated[str, Query(alias="type")]) -> Response:
+    return await data_of(kernel.log, seq, mime)

@@ -4,24 +4,36 @@ Each execution has a task that follows its log at the client's pace, so a slow c
 `request_id` is put into the events that answer it. Vocabulary: docs/native-api.md.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import anyio
 import anyio.abc
 import orjson
 import structlog
 from fastapi import APIRouter, WebSocket
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ValidationError
 from starlette.websockets import WebSocketDisconnect
 
-from gateway.api import problems
-from gateway.api.dependencies import socket_kernel
-from gateway.api.requests import submit
-from gateway.api.schemas import ExecuteRequest, Text
+from gateway.api import attendance, problems, streams
+from gateway.api.dependencies import socket_manager
+from gateway.api.operations import (
+    AFTER,
+    OPERATIONS,
+    Cancel,
+    Execute,
+    Follow,
+    Input,
+    Operation,
+    RequestId,
+    Simple,
+    request_id_of,
+)
+from gateway.api.requests import answer, cancel, submit
+from gateway.api.streams import Encode
+from gateway.api.views import EventSource, ExecutionView, events_path
 from gateway.errors import GatewayError, InvalidRequest, QueueFull
-from gateway.kernels.execution import Execution
 from gateway.kernels.kernel import Kernel
-from gateway.kernels.log import EventLog
+from gateway.kernels.manager import KernelManager
 
 log = structlog.get_logger()
 router = APIRouter()
@@ -30,67 +42,57 @@ _MAX_FOLLOWED = 256
 """Executions that one connection may follow at once."""
 
 
-class _Operation(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    request_id: Text | Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = Field(default=None, union_mode="left_to_right")
-
-
-class _Execute(_Operation, ExecuteRequest):
-    op: Literal["execute"]
-
-
-class _Input(_Operation):
-    op: Literal["input"]
-    execution_id: str
-    value: Text = Field(max_length=1_000_000)
-
-
-class _Cancel(_Operation):
-    op: Literal["cancel"]
-    execution_id: str
-
-
-class _Simple(_Operation):
-    op: Literal["interrupt", "restart", "ping"]
-
-
-_OPERATIONS: TypeAdapter[_Execute | _Input | _Cancel | _Simple] = TypeAdapter(
-    Annotated[_Execute | _Input | _Cancel | _Simple, Field(discriminator="op")]
-)
-
-
 @router.websocket("/v1/kernels/{kernel_id}/ws")
 async def native_socket(socket: WebSocket, kernel_id: str) -> None:
+    manager = socket_manager(socket)
     try:
-        kernel = socket_kernel(socket, kernel_id)
+        kernel = manager.get(kernel_id)
+        after = _after(socket, kernel.log.last_seq)
     except GatewayError as error:
         await socket.send_denial_response(problems.response(error))
         return
     await socket.accept()
     kernel.connections += 1
     try:
-        await _Conversation(socket, kernel).run()
+        await _Conversation(socket, manager, kernel).run(after)
     finally:
         kernel.connections -= 1
 
 
+def _after(socket: WebSocket, default: int) -> int:
+    text = socket.query_params.get("after")
+    try:
+        return default if text is None else AFTER.validate_python(text)
+    except ValidationError:
+        raise InvalidRequest("after is the number of an event: 0, 1, 2 and so on.") from None
+
+
 class _Conversation:
-    def __init__(self, socket: WebSocket, kernel: Kernel) -> None:
-        self._socket = socket
-        self._kernel = kernel
+    def __init__(self, socket: WebSocket, manager: KernelManager, kernel: Kernel) -> None:
+        self._socket, self._manager, self._kernel = socket, manager, kernel
         self._followed = 0
+        self._unattended: dict[str, ExecutionView] = {}
+        """What is to be cancelled when this connection goes away."""
         self._tasks: anyio.abc.TaskGroup | None = None
 
-    async def run(self) -> None:
+    async def run(self, after: int) -> None:
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
-                tasks.start_soon(self._follow_kernel)
+                tasks.start_soon(self._follow_kernel, after)
+                tasks.start_soon(self._leave)
                 await self._listen()
                 tasks.cancel_scope.cancel()
         except* (WebSocketDisconnect, RuntimeError):
-            # The client left while something was being sent; its executions go on.
+            # The client left while something was being sent.
             log.debug("socket_closed", kernel_id=self._kernel.id)
+        # The last one first: none of them begins when one before it ends.
+        for execution in reversed(self._unattended.values()):
+            await attendance.cancel_unattended(self._manager, self._kernel, execution)
+
+    async def _leave(self) -> None:
+        await self._manager.leaving.wait()
+        await self._socket.close(1012, "The gateway is stopping.")
 
     async def _listen(self) -> None:
         while True:
@@ -101,32 +103,34 @@ class _Conversation:
             await self._take(text if text is not None else message.get("bytes") or b"")
 
     async def _take(self, frame: str | bytes) -> None:
-        request_id: str | int | None = None
+        request_id: RequestId = None
         try:
-            operation = _OPERATIONS.validate_json(frame)
+            operation = OPERATIONS.validate_json(frame)
             request_id = operation.request_id
             await self._perform(operation)
         except ValidationError as error:
             summary = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:3])
-            await self._refuse(_request_id_of(frame), InvalidRequest(f"{summary}."))
+            await self._refuse(request_id_of(frame), InvalidRequest(f"{summary}."))
         except GatewayError as error:
             await self._refuse(request_id, error)
 
-    async def _perform(self, operation: _Execute | _Input | _Cancel | _Simple) -> None:
-        if isinstance(operation, _Execute):
+    async def _perform(self, operation: Operation) -> None:
+        if isinstance(operation, Execute):
             await self._execute(operation)
-        elif isinstance(operation, _Input):
-            self._kernel.touch()
-            self._kernel.cells.answer(self._kernel.cells.get(operation.execution_id), operation.value)
-        elif isinstance(operation, _Cancel):
-            await self._kernel.cancel(self._kernel.cells.get(operation.execution_id))
+        elif isinstance(operation, Follow):
+            await self._follow_again(operation)
+        elif isinstance(operation, Input):
+            execution = await self._manager.execution(self._kernel.id, operation.execution_id)
+            await answer(self._kernel, execution, operation.value)
+        elif isinstance(operation, Cancel):
+            await cancel(self._kernel, await self._manager.execution(self._kernel.id, operation.execution_id))
         elif operation.op == "ping":
             await self._send({"type": "pong", "request_id": operation.request_id})
         else:
             assert self._tasks is not None
             self._tasks.start_soon(self._change, operation)
 
-    async def _change(self, operation: _Simple) -> None:
+    async def _change(self, operation: Simple) -> None:
         """Interrupt and restart take a while; the client's other requests need not wait for them."""
         try:
             if operation.op == "interrupt":
@@ -137,41 +141,56 @@ class _Conversation:
         except GatewayError as error:
             await self._refuse(operation.request_id, error)
 
-    async def _execute(self, operation: _Execute) -> None:
+    async def _execute(self, operation: Execute) -> None:
+        self._require_room()
+        execution, replayed = await submit(self._kernel, operation, operation.idempotency_key, may_ask=True)
+        if operation.on_disconnect == "interrupt":
+            self._unattended[execution.id] = execution
+        accepted = {"replayed": True} if replayed else {}
+        self._start_following(execution, 0, operation.request_id, streams.plain, accepted)
+
+    async def _follow_again(self, operation: Follow) -> None:
+        self._require_room()
+        execution = await self._manager.execution(self._kernel.id, operation.execution_id)
+        encode = streams.encoder(operation.large, events_path(execution))
+        self._start_following(execution, operation.after, operation.request_id, encode, {})
+
+    def _require_room(self) -> None:
         if self._followed >= _MAX_FOLLOWED:
             raise QueueFull(f"This connection follows {_MAX_FOLLOWED} executions already.", limit=_MAX_FOLLOWED)
+
+    def _start_following(
+        self, execution: ExecutionView, after: int, request_id: RequestId, encode: Encode, accepted: dict[str, Any]
+    ) -> None:
         assert self._tasks is not None
-        execution = submit(self._kernel, operation, may_ask=True)
         self._followed += 1
-        self._tasks.start_soon(self._follow, execution, operation.request_id)
+        self._tasks.start_soon(self._follow, execution, after, request_id, encode, accepted)
 
-    async def _follow(self, execution: Execution, request_id: str | int | None) -> None:
-        await self._send({"type": "accepted", "execution_id": execution.id, "request_id": request_id})
-        await self._forward(execution.log, 0, request_id)
-        self._followed -= 1
+    async def _follow(
+        self, execution: ExecutionView, after: int, request_id: RequestId, encode: Encode, accepted: dict[str, Any]
+    ) -> None:
+        try:
+            await attendance.until_stored(execution)
+            await self._send({"type": "accepted", "execution_id": execution.id, "request_id": request_id, **accepted})
+            await self._forward(execution.log, after, request_id, encode)
+            self._unattended.pop(execution.id, None)
+        except GatewayError as error:
+            await self._refuse(request_id, error)
+        finally:
+            self._followed -= 1
 
-    async def _follow_kernel(self) -> None:
-        await self._forward(self._kernel.log, self._kernel.log.last_seq, None)
+    async def _follow_kernel(self, after: int) -> None:
+        await self._forward(self._kernel.log, after, None, streams.plain)
         await self._socket.close(1000, "The kernel is gone.")
 
-    async def _forward(self, events: EventLog, after: int, request_id: str | int | None) -> None:
+    async def _forward(self, events: EventSource, after: int, request_id: RequestId, encode: Encode) -> None:
         suffix = b"}" if request_id is None else b',"request_id":' + orjson.dumps(request_id) + b"}"
         async for batch in events.follow(after):
             for event in batch:
-                await self._socket.send_text((event.json[:-1] + suffix).decode())
+                await self._socket.send_text((encode(event)[:-1] + suffix).decode())
 
-    async def _refuse(self, request_id: str | int | None, error: GatewayError) -> None:
+    async def _refuse(self, request_id: RequestId, error: GatewayError) -> None:
         await self._send({"type": "refused", "request_id": request_id, "problem": problems.document(error)})
 
     async def _send(self, value: dict[str, Any]) -> None:
         await self._socket.send_text(orjson.dumps(value, default=str).decode())
-
-
-def _request_id_of(frame: str | bytes) -> str | int | None:
-    """The request_id of a frame that is otherwise wrong, so that its sender can tell which one was refused."""
-    try:
-        value = orjson.loads(frame)
-    except orjson.JSONDecodeError:
-        return None
-    found = value.get("request_id") if isinstance(value, dict) else None
-    return found if isinstance(found, str | int) else None

@@ -39,22 +39,34 @@ class Series:
 
 
 def round_trips(cells: int, progress: Progress) -> list[Series]:
-    """`1+1` by direct ZMQ, over the native WebSocket and over HTTP, one after the other, `cells` times."""
+    """`1+1` by direct ZMQ, over the native WebSocket and over HTTP, one after the other, `cells` times; the WebSocket also to a
+    gateway that stores nothing, so that the difference is what the store costs."""
     floor, socket, http = Series("direct ZMQ"), Series("native WebSocket"), Series("HTTP JSON")
-    with Subject() as subject:
+    storeless = Series("native WebSocket, store in memory")
+    with Subject() as subject, Subject(store={"kind": "memory"}) as plain:
         spec = subject.settings.kernels.specs["python3"]
-        kernel_id, _ = subject.create()
-        with FloorKernel(spec) as bare, SubjectSocket(subject, kernel_id) as connection:
+        kernel_id, plain_id = subject.create()[0], plain.create()[0]
+        with (
+            FloorKernel(spec) as bare,
+            SubjectSocket(subject, kernel_id) as connection,
+            SubjectSocket(plain, plain_id) as other,
+        ):
             bare.start()
+            ways: tuple[tuple[Series, Callable[[], float]], ...] = (
+                (floor, lambda: bare.execute("1+1")),
+                (storeless, lambda: other.execute("1+1")),
+                (socket, lambda: connection.execute("1+1")),
+                (http, lambda: subject.execute_http(kernel_id, "1+1")),
+            )
             for number in range(cells + _WARM_UP):
-                trio = (bare.execute("1+1"), connection.execute("1+1"), subject.execute_http(kernel_id, "1+1"))
+                durations = [(series, run()) for series, run in ways]
                 if number >= _WARM_UP:
-                    for series, duration in zip((floor, socket, http), trio, strict=True):
+                    for series, duration in durations:
                         series.samples.append(duration)
                 if number % 50 == 0:
                     progress(f"round trips: {number} of {cells + _WARM_UP}")
         subject.delete(kernel_id)
-    return [floor, socket, http]
+    return [floor, storeless, socket, http]
 
 
 def cold_starts(rounds: int, progress: Progress) -> list[Series]:

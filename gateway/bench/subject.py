@@ -26,21 +26,38 @@ class Subject:
     """Starts `serve` in a child process on a free loopback port."""
 
     def __init__(self, server: dict[str, Any] | None = None, **overrides: Any) -> None:
-        self._directory = tempfile.mkdtemp(prefix="cgb-")
-        self.settings = load(
-            state_dir=self._directory,
-            token="benchmark-" + "x" * 16,
-            server={**(server or {}), "port": 0},
-            log_level="error",
+        self._directory = tempfile.mkdtemp(prefix="cgb-", dir="/tmp")
+        self._overrides = {
+            "state_dir": self._directory,
+            "token": "benchmark-" + "x" * 16,
+            "log_level": "error",
             **overrides,
-        )
+        }
+        self._server: dict[str, Any] = {"on_shutdown": "stop", **(server or {})}
+        self.url = ""
+        self.start()
+        self.headers = {"Authorization": f"Bearer {self.settings.token}"}
+        self.http = httpx2.Client(base_url=self.url, headers=self.headers, timeout=_START)
+
+    def start(self) -> None:
+        """On the same state directory, and on the same port as before."""
+        port = int(self.url.rpartition(":")[2]) if self.url else 0
+        self.settings = load(**self._overrides, server={**self._server, "port": port})
         spawn = multiprocessing.get_context("spawn")
         ready: Any = spawn.Queue()
         self._process = spawn.Process(target=_serve, args=(self.settings, ready), daemon=True)
         self._process.start()
         self.url = ready.get(timeout=_START)
-        self.headers = {"Authorization": f"Bearer {self.settings.token}"}
-        self.http = httpx2.Client(base_url=self.url, headers=self.headers, timeout=_START)
+
+    def kill(self) -> None:
+        """SIGKILL: no word, no tidying up."""
+        self._process.kill()
+        self.wait()
+
+    def terminate(self) -> None:
+        """SIGTERM, and waits until the process has ended."""
+        self._process.terminate()
+        self.wait()
 
     def __enter__(self) -> Self:
         return self

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli import bench, doctor, execute, kernels, openapi, run, serve
+from gateway.cli import bench, doctor, execute, executions, kernels, openapi, run, serve
 
 app = typer.Typer(
     name="cellgate",
@@ -20,6 +20,8 @@ app = typer.Typer(
 app.command("serve")(serve.serve)
 app.command("run")(run.run)
 app.command("exec")(execute.execute)
+app.command("follow")(executions.follow)
+app.command("executions")(executions.executions)
 app.add_typer(kernels.app, name="kernels")
 app.command("doctor")(doctor.doctor)
 app.command("bench")(bench.bench)

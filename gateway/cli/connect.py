@@ -10,7 +10,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import typer
 
 if TYPE_CHECKING:
-    from gateway.client import Client, Kernel
+    from gateway.client import Client, ClientError, Kernel
     from gateway.settings import Settings
 
 UrlOption = Annotated[str, typer.Option(envvar="CELLGATE_URL", metavar="URL", help="Address of a running gateway.")]
@@ -36,11 +36,23 @@ ConfigOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Configu
 SpecOption = Annotated[str | None, typer.Option("--spec", metavar="NAME", help="Kernel spec of the new kernel.")]
 MemoryOption = Annotated[str, typer.Option("--memory", metavar="SIZE", help="Its memory, as 512m or 2g.", show_default=False)]
 CpusOption = Annotated[float | None, typer.Option("--cpus", metavar="CORES", help="Its share of the processor.")]
+UploadOption = Annotated[
+    list[Path] | None,
+    typer.Option("--upload", metavar="PATH", help="Copy a file or directory into the work directory. Repeatable."),
+]
+DownloadOption = Annotated[
+    list[str] | None,
+    typer.Option("--download", metavar="PATH", help="Copy a file from there at the end. Repeatable."),
+]
+FiguresOption = Annotated[Path | None, typer.Option("--figures", metavar="DIR", help="Save each figure as a file there.")]
+TimeoutOption = Annotated[float | None, typer.Option("--timeout", metavar="SECONDS", help="How long each cell may run.")]
 StateOption = Annotated[
     Path | None, typer.Option("--state-dir", metavar="DIR", help="Where the gateway keeps its token and sockets.")
 ]
 
 
+AGAIN = 0.5
+"""Seconds until an interrupt that no gateway took is sent again."""
 LONGEST_TEMPORARY = 30
 """Characters. A Unix socket path ends at 107; the private directory and what the gateway makes in it take up to 75."""
 
@@ -53,7 +65,7 @@ def running_gateway(url: str, token: str, state_dir: Path | None = None) -> "Ite
 
     found = settings.load(**({"state_dir": state_dir} if state_dir else {}))
     url = url or f"http://{_bracketed(found.server.host)}:{found.server.port}"
-    with Client(url, token or _local_token(url, found)) as client:
+    with Client(url, token or _local_token(url, found), on_reconnect=_tell_reconnect) as client:
         yield client
 
 
@@ -78,8 +90,21 @@ def any_gateway(url: str, token: str, config: Path | None) -> "Iterator[Client]"
         }
         found = settings.load(config, **private)
         telemetry.configure(found.log_level, found.log_format)
-        with serving(found) as address, Client(address, found.token) as client:
+        # It ends with this process: there is none to wait for.
+        with serving(found) as address, Client(address, found.token, reconnect=0) as client:
             yield client
+
+
+def reconnect_note(error: "ClientError | None") -> str:
+    """What to say when a client begins to wait for its gateway (`error`), and when one answers again (None)."""
+    return "Connection to the gateway lost, following again…" if error else "The gateway is back."
+
+
+def _tell_reconnect(error: "ClientError | None") -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(stderr=True).print(Text(reconnect_note(error), "yellow"), soft_wrap=True)
 
 
 def limits(memory: str, cpus: float | None) -> dict[str, Any] | None:
@@ -130,6 +155,7 @@ class Interrupts:
         self._kernel = kernel
         self._then = then
         self._before: dict[int, Any] = {}
+        self._left = threading.Event()
         self.happened = False
 
     def __enter__(self) -> "Interrupts":
@@ -137,6 +163,7 @@ class Interrupts:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._left.set()
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -163,10 +190,20 @@ class Interrupts:
         threading.Thread(target=self._send, daemon=True).start()
 
     def _send(self) -> None:
-        from gateway.client import ClientError
+        """Until a gateway takes it: one that is being restarted is away for a moment, and the cell goes on meanwhile."""
+        from gateway.client import ApiError, ClientError, GatewayUnreachable
 
-        with suppress(ClientError):  # the cell's stream tells what became of it; Ctrl-C again ends the wait
-            self._kernel.interrupt()
+        while True:
+            try:
+                self._kernel.interrupt()
+            except ClientError as error:
+                refused = isinstance(error, ApiError) and error.code == "shutting_down"
+                if not refused and not isinstance(error, GatewayUnreachable):
+                    return  # the cell's stream tells what became of it; Ctrl-C again ends the wait
+            else:
+                return
+            if self._left.wait(AGAIN):
+                return
 
 
 @contextmanager

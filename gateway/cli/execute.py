@@ -1,9 +1,10 @@
 """`cellgate exec`: one piece of code in a kernel, its outputs in this terminal."""
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -14,10 +15,14 @@ import typer
 from gateway.cli.connect import (
     ConfigOption,
     CpusOption,
+    DownloadOption,
+    FiguresOption,
     Interrupts,
     MemoryOption,
     SpecOption,
+    TimeoutOption,
     TokenOption,
+    UploadOption,
     UrlOption,
     any_gateway,
     cleaned_up,
@@ -25,6 +30,7 @@ from gateway.cli.connect import (
     limits,
     running_gateway,
 )
+from gateway.cli.printing import print_events
 
 if TYPE_CHECKING:
     from gateway.client import Event, Kernel
@@ -37,10 +43,13 @@ def execute(
         str,
         typer.Option("--kernel", metavar="ID", help="Use this kernel and keep it; else a new one is made and deleted."),
     ] = "",
-    upload: Annotated[list[Path] | None, typer.Option(metavar="PATH", help="Copy a file into the work directory.")] = None,
-    download: Annotated[list[str] | None, typer.Option(metavar="PATH", help="Copy a file from there at the end.")] = None,
-    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Save figures there.")] = None,
-    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="How long the code may run.")] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Wait for nothing: print the id of the execution; a new kernel is kept.")
+    ] = False,
+    upload: UploadOption = None,
+    download: DownloadOption = None,
+    figures: FiguresOption = None,
+    timeout: TimeoutOption = None,
     spec: SpecOption = None,
     memory: MemoryOption = "",
     cpus: CpusOption = None,
@@ -52,10 +61,18 @@ def execute(
     """Run code and print what it puts out. Exit code 1 when it fails.
 
     Without --url or CELLGATE_URL a private gateway is started for the time of the call.
+
+    With --kernel or --detach it is the running one that this machine's configuration describes.
     """
     leave_on_signals()
     source = _source(code, file)
     wanted = {"spec": spec, "limits": limits(memory, cpus), "label": "cellgate exec"}
+    if detach:
+        if download or figures:
+            raise typer.BadParameter("--detach does not wait for anything to --download or for --figures.")
+        with _kept_kernel(kernel_id, wanted, url, token) as kernel:
+            _submit(kernel, source, timeout, upload or [], as_json)
+        return
     with _kernel(kernel_id, wanted, url, token, config) as kernel, cleaned_up():
         for path in upload or []:
             kernel.files.upload(path)
@@ -93,36 +110,39 @@ def _kernel(kernel_id: str, wanted: dict[str, Any], url: str, token: str, config
         yield kernel
 
 
+@contextmanager
+def _kept_kernel(kernel_id: str, wanted: dict[str, Any], url: str, token: str) -> "Iterator[Kernel]":
+    """A kernel of a running gateway that stays; a new one goes only when what it was made for fails."""
+    with running_gateway(url, token) as client, ExitStack() as stack:
+        if kernel_id:
+            yield client.kernels.get(kernel_id)
+            return
+        yield stack.enter_context(client.kernels.create(**wanted))
+        stack.pop_all()
+
+
+def _submit(kernel: "Kernel", source: str, timeout: float | None, upload: list[Path], as_json: bool) -> None:
+    """The id goes to stdout, for scripts; how to go on from there to stderr."""
+    for path in upload:
+        kernel.files.upload(path)
+    execution_id = kernel.submit(source, timeout=timeout)
+    if as_json:
+        typer.echo(json.dumps({"kernel_id": kernel.id, "execution_id": execution_id}))
+        return
+    typer.echo(execution_id)
+    typer.echo(f"Follow it: cellgate follow {shlex.quote(kernel.id)} {shlex.quote(execution_id)}", err=True)
+
+
 def _print_stream(kernel: "Kernel", interrupts: Interrupts, source: str, timeout: float | None, directory: Path | None) -> str:
-    """Prints the outputs as they come; returns the status of the end."""
-    from rich.console import Console
-    from rich.text import Text
+    """Runs the code and prints what it puts out; returns the status of the end."""
 
-    from gateway.console.outputs import OutputPrinter
-    from gateway.notebook.execution import END_NAMES, end_message
-    from gateway.notebook.figures import Figures
-    from gateway.notebook.terminal import clean
-    from gateway.protocol.outputs import OutputCollector
+    def answer(event: "Event") -> None:
+        value = interrupts.ask(partial(_ask, event))
+        if value is not None and event.execution_id:
+            kernel.answer(event.execution_id, value)
 
-    err = Console(stderr=True)
-    printer, collector, figures = OutputPrinter(Console(), err), OutputCollector(), Figures("exec", directory)
     asks = sys.stdin.isatty()
-    status = ""
-    for event in kernel.stream(source, timeout=timeout, allow_stdin=asks or None):
-        collector.add(event)
-        if event.type == "input_request":
-            printer.flush()
-            value = interrupts.ask(partial(_ask, event))
-            if value is not None and event.execution_id:
-                kernel.answer(event.execution_id, value)
-        elif event.type == "ended":
-            printer.flush()
-            status = event.members["status"]
-            if status in END_NAMES:
-                err.print(Text(clean(end_message(event)), "red"), soft_wrap=True)
-        else:
-            printer.show(event, figures.save(1, collector.outputs, event))
-    return status
+    return print_events(kernel.stream(source, timeout=timeout, allow_stdin=asks or None), directory, answer)
 
 
 def _ask(event: "Event") -> str:

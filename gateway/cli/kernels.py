@@ -1,17 +1,14 @@
 """`cellgate kernels`: see what runs in a gateway, and stop it."""
 
 import json
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
 from gateway.cli.connect import StateOption, TokenOption, UrlOption, running_gateway
+from gateway.cli.tables import age, print_table
 
 app = typer.Typer(help="List and stop the kernels of a running gateway.", no_args_is_help=True)
-
-WIDE = 240
-"""Columns when the table goes into a file or a pipe, which has no width of its own."""
 
 
 @app.command("list")
@@ -61,44 +58,22 @@ def stop(
 
 
 def _print_table(found: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    columns = ("id", "state", "cells", "queue", "memory", "active", "label")
+    print_table(columns, map(_row, found), right=("cells", "queue", "memory"), wrapped="label")
 
-    from gateway.notebook.terminal import clean
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("id", "state", "cells", "queue", "memory", "active", "label"):
-        table.add_column(name, no_wrap=name != "label", justify="right" if name in ("cells", "queue", "memory") else "left")
-    for kernel in found:
-        limits = kernel.get("limits") or {}
-        row = (
-            kernel.get("id"),
-            kernel.get("state"),
-            kernel.get("execution_count"),
-            kernel.get("queue_length"),
-            _size(limits.get("memory")),
-            _age(kernel.get("last_activity")),
-            kernel.get("label"),
-        )
-        table.add_row(*(Text("" if value is None else clean(str(value))) for value in row))
-    console = Console()
-    if not console.is_terminal:
-        console.width = WIDE
-    console.print(table)
+def _row(kernel: dict[str, Any]) -> tuple[Any, ...]:
+    limits = kernel.get("limits") or {}
+    return (
+        kernel.get("id"),
+        kernel.get("state"),
+        kernel.get("execution_count"),
+        kernel.get("queue_length"),
+        _size(limits.get("memory")),
+        age(kernel.get("last_activity")),
+        kernel.get("label"),
+    )
 
 
 def _size(value: Any) -> str:
     return f"{value / 2**30:.1f} GiB" if isinstance(value, int | float) else str(value or "")
-
-
-def _age(value: Any) -> str:
-    """How long ago an RFC 3339 time was."""
-    try:
-        seconds = int((datetime.now(UTC) - datetime.fromisoformat(str(value))).total_seconds())
-    except ValueError:
-        return ""
-    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds // length} {unit} ago"
-    return f"{max(seconds, 0)} s ago"

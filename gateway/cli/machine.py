@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gateway.sandboxes.base import Finding
 from gateway.settings import MIB, KernelSpecSettings, Settings
+from gateway.store import lock
 
 LITTLE_DISK = 1024 * MIB
 
@@ -21,6 +22,7 @@ def findings(settings: Settings) -> list[Finding]:
         *(_cpus(name, spec, os.cpu_count() or 1) for name, spec in specs.items()),
         *(_memory(name, spec, total_memory()) for name, spec in specs.items()),
         _state_dir(settings.state_dir),
+        _store(settings),
         _port(settings.server.host, settings.server.port),
     ]
 
@@ -60,6 +62,17 @@ def _state_dir(path: Path) -> Finding:
     if free < LITTLE_DISK:
         return Finding("warning", "state directory", text, "Make room, or name another with --state-dir.")
     return Finding("ok", "state directory", text)
+
+
+def _store(settings: Settings) -> Finding:
+    """What is remembered where, and whether a gateway is at it."""
+    if settings.store.kind == "memory":
+        text = "In memory: kernels and results end with the gateway."
+        return Finding("warning", "store", text, 'Set store.kind to "sqlite" to keep them.')
+    path = settings.store.path or settings.state_dir / "store.sqlite3"
+    size = f"{path.stat().st_size / MIB:.1f} MiB" if path.exists() else "not there yet"
+    user = lock.holder(settings.state_dir)
+    return Finding("ok", "store", f"{path}, {size}; {'used by process ' + user if user else 'no gateway uses it'}")
 
 
 def _port(host: str, port: int) -> Finding:

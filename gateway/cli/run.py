@@ -1,6 +1,8 @@
 """`cellgate run`: a notebook from top to bottom in a kernel of its own, and what it made as files."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,15 +12,20 @@ import typer
 from gateway.cli.connect import (
     ConfigOption,
     CpusOption,
+    DownloadOption,
+    FiguresOption,
     Interrupts,
     MemoryOption,
     SpecOption,
+    TimeoutOption,
     TokenOption,
+    UploadOption,
     UrlOption,
     any_gateway,
     cleaned_up,
     leave_on_signals,
     limits,
+    reconnect_note,
 )
 
 if TYPE_CHECKING:
@@ -44,18 +51,13 @@ def run(
         ),
     ] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also as one self-contained HTML file.")] = None,
-    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Save each figure as a file there.")] = None,
+    figures: FiguresOption = None,
     param: Annotated[
         list[str] | None, typer.Option("-p", "--param", metavar="NAME=VALUE", help="Set a parameter. Repeatable.")
     ] = None,
-    upload: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="PATH", help="Copy a file or directory into the work directory. Repeatable."),
-    ] = None,
-    download: Annotated[
-        list[str] | None, typer.Option(metavar="PATH", help="Copy a file from there at the end. Repeatable.")
-    ] = None,
-    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="How long each cell may run.")] = None,
+    upload: UploadOption = None,
+    download: DownloadOption = None,
+    timeout: TimeoutOption = None,
     allow_errors: Annotated[bool, typer.Option("--allow-errors", help="Go on after a cell that raises.")] = False,
     spec: SpecOption = None,
     memory: MemoryOption = "",
@@ -91,7 +93,7 @@ def run(
     with any_gateway(url, token, config) as client, _started(client, loaded, wanted, console) as kernel, cleaned_up():
         for path in upload or []:
             kernel.files.upload(path)
-        code = _follow(NotebookRun(loaded, timeout=timeout, allow_errors=allow_errors), kernel, files, console)
+        code = _follow(NotebookRun(loaded, timeout=timeout, allow_errors=allow_errors), client, kernel, files, console)
         for name in download or []:
             kernel.files.download(name, Path.cwd())
     raise typer.Exit(code)
@@ -118,7 +120,7 @@ def _started(client: "Client", notebook: "NotebookNode", wanted: dict[str, Any],
         return client.kernels.create(**wanted)
 
 
-def _follow(run: "NotebookRun", kernel: "Kernel", files: OutputFiles, console: "Console") -> int:
+def _follow(run: "NotebookRun", client: "Client", kernel: "Kernel", files: OutputFiles, console: "Console") -> int:
     """Run, show and write; returns the exit code. Whatever ends the run, what came until then is written."""
     from rich.text import Text
 
@@ -131,7 +133,8 @@ def _follow(run: "NotebookRun", kernel: "Kernel", files: OutputFiles, console: "
     started = time.monotonic()
     code, message = 1, ""
     try:
-        with RunView(console, figures) as view, Interrupts(kernel, lambda: _interrupt(run, view)):
+        view = RunView(console, figures)
+        with _told_by(view, client), view, Interrupts(kernel, lambda: _interrupt(run, view)):
             outcome = run.execute(kernel, view)
         code, message = _verdict(outcome, time.monotonic() - started)
     except ClientError as error:
@@ -147,6 +150,17 @@ def _follow(run: "NotebookRun", kernel: "Kernel", files: OutputFiles, console: "
         written.append(f"{count} figure{'s' if count > 1 else ''} in {files.figures}")
     console.print(Text(f"Written: {', '.join(written)}"), soft_wrap=True)
     return code
+
+
+@contextmanager
+def _told_by(view: "RunView", client: "Client") -> Iterator[None]:
+    """A lost connection is told among the outputs, where it does not disturb the live display."""
+    before = client.contact.on_reconnect
+    client.contact.on_reconnect = lambda error: view.note(reconnect_note(error))
+    try:
+        yield
+    finally:
+        client.contact.on_reconnect = before
 
 
 def _interrupt(run: "NotebookRun", view: "RunView") -> None:

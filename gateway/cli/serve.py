@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from gateway.api.auth import LoadedToken
 
 
+STANDBY_WAIT = 10 * 365 * 86_400.0
+"""Seconds that a gateway on standby waits for its turn: as long as it takes."""
+
+
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.", show_default="8890")] = None,
@@ -21,11 +25,19 @@ def serve(
     state_dir: StateOption = None,
     spec_image: Annotated[str | None, typer.Option(metavar="IMAGE", help="Image of the default kernel spec.")] = None,
     max_kernels: Annotated[int | None, typer.Option(help="Kernels that may run at once.", show_default="32")] = None,
+    on_shutdown: Annotated[
+        str | None,
+        typer.Option(help="What becomes of kernels at the end: detach or stop.", show_default="detach"),
+    ] = None,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Wait for the gateway on the same state directory to end, then take over.")
+    ] = False,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default="info")] = None,
     log_format: Annotated[str | None, typer.Option(help="console or json.", show_default="console")] = None,
 ) -> None:
     """Start the gateway; it runs until it is stopped with Ctrl-C or SIGTERM."""
     from rich.console import Console
+    from rich.text import Text
 
     from gateway import app, settings
     from gateway.api.auth import load_token
@@ -34,7 +46,8 @@ def serve(
         state_dir=state_dir,
         log_level=log_level,
         log_format=log_format,
-        server=_overrides(host=host, port=port),
+        server=_overrides(host=host, port=port, on_shutdown=on_shutdown),
+        store=_overrides(lock_wait=STANDBY_WAIT if standby else None),
         kernels=_overrides(max_kernels=max_kernels),
     )
     if spec_image:
@@ -43,6 +56,8 @@ def serve(
     found = settings.load(config, **overrides)
     token = load_token(found)
     console = Console(stderr=True, highlight=False)
+    if standby:
+        console.print(Text(f"On standby for {found.state_dir}."), soft_wrap=True)
     app.serve(found, on_ready=lambda url: welcome(console, url, token))
 
 

@@ -20,6 +20,10 @@ def nothing(response: httpx2.Response) -> None:
     """For 204 and for answers of which only the success counts."""
 
 
+def raw(response: httpx2.Response) -> bytes:
+    return response.content
+
+
 def content(response: httpx2.Response) -> bytes:
     require_file(response)
     return response.content
@@ -61,6 +65,11 @@ def to_result(found: Document) -> Result:
         kernel_state=found.get("kernel_state"),
         variables=found.get("variables"),
         duration=found.get("duration"),
+        usage=found.get("usage"),
+        truncated=found.get("truncated"),
+        warnings=found.get("warnings") or [],
+        gap=found.get("gap"),
+        last_seq=found.get("last_seq"),
     )
 
 
@@ -124,8 +133,6 @@ class EventLines:
 
     def __init__(self) -> None:
         self._pending: list[bytes] = []
-        self.execution_id: str | None = None
-        self.ended = False
 
     def feed(self, chunk: bytes) -> list[Event]:
         *lines, rest = chunk.split(b"\n")
@@ -138,7 +145,4 @@ class EventLines:
                 events.append(to_event(whole))
         if rest:
             self._pending.append(rest)
-        for event in events:
-            self.execution_id = event.execution_id or self.execution_id
-            self.ended = self.ended or event.type == "ended"
         return events

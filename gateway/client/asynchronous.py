@@ -6,7 +6,8 @@ async with AsyncClient(url, token) as client, await client.kernels.create() as k
 """
 
 import builtins
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self, TypeVar
@@ -14,10 +15,11 @@ from typing import Any, BinaryIO, Self, TypeVar
 import httpx2
 from anyio import move_on_after, to_thread
 
-from gateway.client import calls, connection
-from gateway.client.answers import JSON_LINES, Document, EventLines, problem, require_file
+from gateway.client import calls, connection, repeating
+from gateway.client.answers import Document, problem, require_file
 from gateway.client.calls import Call
 from gateway.client.errors import ClientError, ConnectionLost, is_gone
+from gateway.client.repeating import RECONNECT, Attempts, Contact, Following, OnReconnect
 from gateway.client.results import Result
 from gateway.protocol.events import Event
 
@@ -28,12 +30,23 @@ CLEANUP_TIMEOUT = 15.0
 
 
 class AsyncClient:
-    """A connection to one gateway, for any number of tasks at once. `transport` is for tests and for proxies."""
+    """A connection to one gateway, for any number of tasks at once. `transport` is for tests and for proxies.
+
+    `reconnect`: seconds to go on trying when a connection breaks, as when the gateway is restarted; 0: none. `on_reconnect` is
+    called with the error when that begins, and with None when a gateway answers again.
+    """
 
     def __init__(
-        self, url: str | None = None, token: str | None = None, *, transport: httpx2.AsyncBaseTransport | None = None
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        transport: httpx2.AsyncBaseTransport | None = None,
+        reconnect: float = RECONNECT,
+        on_reconnect: OnReconnect | None = None,
     ) -> None:
         self.url = connection.base_url(url)
+        self.contact = Contact(self.url, reconnect, on_reconnect)
         wire = transport or httpx2.AsyncHTTPTransport(limits=connection.LIMITS, socket_options=connection.KEEPALIVE)
         self._http = httpx2.AsyncClient(transport=wire, **connection.options(self.url, token))
         self.kernels = AsyncKernels(self)
@@ -52,48 +65,76 @@ class AsyncClient:
         return await self.send(calls.kernelspecs())
 
     async def send(self, call: Call[T], content: bytes | AsyncIterator[bytes] | None = None) -> T:
+        attempts = Attempts(self.contact, call)
+        while True:
+            try:
+                return await self._send(attempts, call, content)
+            except ClientError as error:
+                wait = attempts.wait_after(error)
+            await repeating.async_pause(wait)
+
+    async def _send(self, attempts: Attempts, call: Call[T], content: bytes | AsyncIterator[bytes] | None) -> T:
         json, headers = connection.body(call)
         with connection.translated(self.url):
             response = await self._http.request(
                 call.method, call.path, content=content or json, headers=headers, timeout=connection.deadlines(call)
             )
-        if not response.is_success:
+        if not attempts.accepts(response):
             raise problem(response)
+        attempts.answered()
         return call.read(response)
 
-    async def events(self, call: Call[Any]) -> AsyncIterator[Event]:
-        """The events of an execute call, as they come, up to and with `ended`."""
-        lines = EventLines()
+    async def follow(self, following: Following) -> AsyncIterator[Event]:
+        """The events of an execution, as they come, up to and with `ended`, each once however often the connection breaks."""
+        while True:
+            try:
+                async with aclosing(self._follow(following)) as events:
+                    async for event in events:
+                        yield event
+                return
+            except ClientError as error:
+                if following.ended:
+                    return
+                wait = following.wait_after(error)
+            await repeating.async_pause(wait)
+
+    async def _follow(self, following: Following) -> AsyncGenerator[Event]:
+        """One attempt at it."""
+        call = following.next_call()
         json, headers = connection.body(call)
-        headers["Accept"] = JSON_LINES
-        with connection.translated(self.url, lines):
+        with connection.translated(self.url):
             async with self._http.stream(
                 call.method, call.path, content=json, headers=headers, timeout=connection.deadlines(call)
             ) as response:
-                async for event in _events(response, lines):
-                    yield event
-        if not lines.ended:
-            raise ConnectionLost(self.url, "no `ended` event came", lines.execution_id)
-
-    async def download(self, path: str, local: Path) -> None:
-        """GET into a file; it appears whole or not at all."""
-        with connection.translated(self.url), connection.whole_file(local) as file:
-            async with self._http.stream("GET", path, timeout=connection.PATIENT) as response:
                 if not response.is_success:
                     await response.aread()
                     raise problem(response)
+                following.answered()
+                async for chunk in response.aiter_bytes():
+                    for event in following.feed(chunk):
+                        yield event
+        following.check_end()
+
+    async def download(self, call: Call[bytes], local: Path) -> None:
+        """GET into a file; it appears whole or not at all."""
+        attempts = Attempts(self.contact, call)
+        while True:
+            try:
+                return await self._download(attempts, call, local)
+            except ClientError as error:
+                wait = attempts.wait_after(error)
+            await repeating.async_pause(wait)
+
+    async def _download(self, attempts: Attempts, call: Call[bytes], local: Path) -> None:
+        with connection.translated(self.url), connection.whole_file(local) as file:
+            async with self._http.stream(call.method, call.path, timeout=connection.deadlines(call)) as response:
+                if not response.is_success:
+                    await response.aread()
+                    raise problem(response)
+                attempts.answered()
                 require_file(response)
                 async for chunk in response.aiter_bytes():
                     await to_thread.run_sync(file.write, chunk)
-
-
-async def _events(response: httpx2.Response, lines: EventLines) -> AsyncIterator[Event]:
-    if not response.is_success:
-        await response.aread()
-        raise problem(response)
-    async for chunk in response.aiter_bytes():
-        for event in lines.feed(chunk):
-            yield event
 
 
 async def _chunks(file: BinaryIO) -> AsyncIterator[bytes]:
@@ -114,13 +155,18 @@ class AsyncKernels:
         limits: Document | None = None,
         env: Mapping[str, str] | None = None,
         label: str | None = None,
+        *,
+        idempotency_key: str | None = None,
         **more: Any,
     ) -> "AsyncKernel":
         """A new kernel, once it answers; raises `ApiError` with the reason and the last lines of its log otherwise.
 
         `limits`: memory (bytes or "1g"), cpus, pids. `more`: any other member of the request that the gateway takes.
+        `idempotency_key`: whoever asks again with the same one, in another process even, gets the same kernel.
         """
-        return AsyncKernel(self._client, await self._client.send(calls.create_kernel(spec, limits, env, label, **more)))
+        return AsyncKernel(
+            self._client, await self._client.send(calls.create_kernel(spec, limits, env, label, idempotency_key, **more))
+        )
 
     async def list(self) -> "builtins.list[AsyncKernel]":
         return [AsyncKernel(self._client, found) for found in await self._client.send(calls.list_kernels())]
@@ -142,20 +188,64 @@ class AsyncKernel:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with move_on_after(CLEANUP_TIMEOUT, shield=True):  # a cancelled task deletes its kernel all the same
+        seconds = CLEANUP_TIMEOUT if error else CLEANUP_TIMEOUT + self._client.contact.limit
+        with move_on_after(seconds, shield=True) as scope:  # a cancelled task deletes its kernel all the same
             try:
                 await self.delete()
             except ClientError as failure:
                 if error is None and not is_gone(failure):  # an error inside says more than a failed clean-up
                     raise
+        if scope.cancelled_caught and error is None:
+            raise ConnectionLost(self._client.url, f"kernel {self.id} was not deleted within {seconds:g} s")
 
-    async def execute(self, code: str, *, timeout: float | None = None, **options: Any) -> Result:
-        """Run a cell and wait for its end. `options`: silent, store_history, stop_on_error. `timeout` in seconds."""
-        return await self._client.send(calls.execute(self.id, code, timeout=timeout, **options))
+    async def execute(
+        self, code: str, *, timeout: float | None = None, idempotency_key: str | None = None, **options: Any
+    ) -> Result:
+        """Run a cell and wait for its end. `timeout` in seconds.
 
-    def stream(self, code: str, *, timeout: float | None = None, **options: Any) -> AsyncIterator[Event]:
-        """Run a cell and yield its events as they come. `options` also: allow_stdin, answered with `answer`."""
-        return self._client.events(calls.execute(self.id, code, timeout=timeout, **options))
+        `options`: silent, store_history, stop_on_error, on_disconnect ("interrupt" cancels the cell when the connection goes
+        away, also when a gateway is restarted). The connection may break: the request is sent again with the same key, and the
+        Result is that of the one execution. `idempotency_key` is for a program that may ask again itself.
+        """
+        return await self._client.send(calls.execute(self.id, code, idempotency_key, timeout=timeout, **options))
+
+    def stream(
+        self, code: str, *, timeout: float | None = None, idempotency_key: str | None = None, **options: Any
+    ) -> AsyncIterator[Event]:
+        """Run a cell and yield its events as they come, each once; a broken connection is taken up where it broke.
+
+        `options` are those of `execute`, and allow_stdin, answered with `answer`.
+        """
+        call = calls.stream(self.id, code, idempotency_key, timeout=timeout, **options)
+        return self._client.follow(Following(self._client.contact, call, self.id))
+
+    async def submit(
+        self, code: str, *, timeout: float | None = None, idempotency_key: str | None = None, **options: Any
+    ) -> str:
+        """Have a cell run and wait for nothing; returns the execution id, for `wait`, `events` and `result`."""
+        return await self._client.send(calls.submit(self.id, code, idempotency_key, timeout=timeout, **options))
+
+    async def wait(self, execution_id: str) -> Result:
+        """The Result of an execution once it has ended."""
+        found = await self.result(execution_id)
+        if found.ended:
+            return found
+        async for _ in self.events(execution_id, found.last_seq or 0):
+            pass
+        return await self.result(execution_id)
+
+    def events(self, execution_id: str, after: int = 0) -> AsyncIterator[Event]:
+        """The events of an execution numbered above `after`, those that were and those to come, up to `ended`, each once."""
+        call = calls.follow(self.id, execution_id, after)
+        return self._client.follow(Following(self._client.contact, call, self.id, execution_id, after))
+
+    async def executions(self, limit: int | None = None, before: int | None = None) -> list[Document]:
+        """Summaries of the kernel's executions, newest first. `before`: only those with a lower `number`, for the next page."""
+        return await self._client.send(calls.list_executions(self.id, limit, before))
+
+    async def data(self, execution_id: str, seq: int, media: str) -> bytes:
+        """One value of the MIME bundle of event `seq` as bytes, as "image/png"."""
+        return await self._client.send(calls.event_data(self.id, execution_id, seq, media))
 
     async def result(self, execution_id: str) -> Result:
         """How an execution stands, running or ended."""
@@ -207,7 +297,7 @@ class AsyncFiles:
     async def download(self, path: str, local: Path | str) -> Path:
         """Copy a file to `local` (a directory keeps the name); returns where it is."""
         target = calls.download_target(path, Path(local))
-        await self._client.download(calls.file_path(self._kernel_id, path), target)
+        await self._client.download(calls.read_file(self._kernel_id, path), target)
         return target
 
     async def upload(self, local: Path | str, path: str | None = None) -> builtins.list[str]:

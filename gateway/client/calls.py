@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
+from uuid import uuid4
 
 import httpx2
 
-from gateway.client.answers import Document, content, document, member, nothing, result
+from gateway.client.answers import JSON_LINES, Document, content, document, member, nothing, raw, result
 from gateway.client.results import Result
 
 T = TypeVar("T")
@@ -20,13 +21,32 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One request. `patient` means that the answer may take as long as a cell does: no read timeout then."""
+    """One request. `patient` means that the answer may take as long as a cell does: no read timeout then.
+
+    `key` is its Idempotency-Key: sent again with the same one it does nothing twice.
+    """
 
     method: str
     path: str
     read: Callable[[httpx2.Response], T]
     json: Document | None = None
     patient: bool = False
+    key: str | None = None
+    accept: str | None = None
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether it may be sent again by itself when it is unknown what became of it."""
+        return self.method in ("GET", "DELETE") or self.key is not None
+
+
+def idempotency_key(given: str | None) -> str:
+    """The caller's key, or a new one."""
+    if given is None:
+        return str(uuid4())
+    if not 1 <= len(given) <= 255 or not (given.isascii() and given.isprintable()):
+        raise ValueError("an idempotency key is 1 to 255 printable ASCII characters")
+    return given
 
 
 def kernelspecs() -> Call[Document]:
@@ -38,11 +58,11 @@ def list_kernels() -> Call[list[Document]]:
 
 
 def create_kernel(
-    spec: str | None, limits: Document | None, env: Mapping[str, str] | None, label: str | None, **more: Any
+    spec: str | None, limits: Document | None, env: Mapping[str, str] | None, label: str | None, key: str | None, **more: Any
 ) -> Call[Document]:
     body = {"spec": spec, "limits": limits, "env": dict(env) if env else None, "label": label, **more}
     given = {key: value for key, value in body.items() if value is not None}
-    return Call("POST", "/v1/kernels", document, json=given, patient=True)
+    return Call("POST", "/v1/kernels", document, json=given, patient=True, key=idempotency_key(key))
 
 
 def get_kernel(kernel_id: str) -> Call[Document]:
@@ -61,10 +81,48 @@ def restart(kernel_id: str) -> Call[Document]:
     return Call("POST", f"{_kernel(kernel_id)}/restart", document, patient=True)
 
 
-def execute(kernel_id: str, code: str, **options: Any) -> Call[Result]:
+def execute(kernel_id: str, code: str, key: str | None, **options: Any) -> Call[Result]:
     """`options` are the members of the request body; those that are None keep the gateway's default."""
-    body = {"code": code} | {key: value for key, value in options.items() if value is not None}
-    return Call("POST", f"{_kernel(kernel_id)}/execute", result, json=body, patient=True)
+    return _execute(kernel_id, code, key, options, result)
+
+
+def stream(kernel_id: str, code: str, key: str | None, **options: Any) -> Call[None]:
+    """The same; the answer is the events, line by line."""
+    return _execute(kernel_id, code, key, options, nothing, accept=JSON_LINES)
+
+
+def submit(kernel_id: str, code: str, key: str | None, **options: Any) -> Call[str]:
+    """The same, answered at once with the id of the execution."""
+    return _execute(kernel_id, code, key, options | {"detach": True}, member("execution_id"))
+
+
+def _execute(
+    kernel_id: str,
+    code: str,
+    key: str | None,
+    options: Document,
+    read: Callable[[httpx2.Response], T],
+    accept: str | None = None,
+) -> Call[T]:
+    body = {"code": code} | {name: value for name, value in options.items() if value is not None}
+    path = f"{_kernel(kernel_id)}/execute"
+    return Call("POST", path, read, json=body, patient=True, key=idempotency_key(key), accept=accept)
+
+
+def list_executions(kernel_id: str, limit: int | None, before: int | None) -> Call[list[Document]]:
+    query = {name: value for name, value in (("limit", limit), ("before", before)) if value is not None}
+    return Call("GET", f"{_kernel(kernel_id)}/executions{'?' if query else ''}{urlencode(query)}", member("executions"))
+
+
+def follow(kernel_id: str, execution_id: str, after: int) -> Call[None]:
+    """The answer is the events numbered above `after`, line by line, those that are there and those to come."""
+    path = f"{_execution(kernel_id, execution_id)}/events?after={after}"
+    return Call("GET", path, nothing, patient=True, accept=JSON_LINES)
+
+
+def event_data(kernel_id: str, execution_id: str, seq: int, media: str) -> Call[bytes]:
+    path = f"{_execution(kernel_id, execution_id)}/events/{seq}/data"
+    return Call("GET", f"{path}?type={quote(media, safe='')}", raw, patient=True, accept="*/*")
 
 
 def get_result(kernel_id: str, execution_id: str) -> Call[Result]:

@@ -10,7 +10,6 @@ from typing import Any, BinaryIO, TypedDict
 import httpx2
 import orjson
 
-from gateway.client.answers import EventLines
 from gateway.client.calls import Call
 from gateway.client.errors import ConnectionLost, GatewayUnreachable, NotAGateway
 
@@ -71,14 +70,17 @@ def deadlines(call: Call[Any]) -> httpx2.Timeout:
 
 def body(call: Call[Any]) -> tuple[bytes | None, dict[str, str]]:
     """Content and headers of a JSON call. Escaped ASCII: text that UTF-8 can't carry is for the gateway to refuse."""
+    headers = {"Idempotency-Key": call.key} if call.key else {}
+    if call.accept:
+        headers["Accept"] = call.accept
     if call.json is None:
-        return None, {}
-    return json.dumps(call.json).encode(), {"Content-Type": "application/json"}
+        return None, headers
+    return json.dumps(call.json).encode(), headers | {"Content-Type": "application/json"}
 
 
 @contextmanager
-def translated(url: str, lines: EventLines | None = None) -> Iterator[None]:
-    """Errors of the HTTP library come out as ours; `lines` tells which execution was being followed."""
+def translated(url: str) -> Iterator[None]:
+    """Errors of the HTTP library come out as ours, with the original as their cause."""
     try:
         yield
     except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.UnsupportedProtocol) as error:
@@ -86,7 +88,7 @@ def translated(url: str, lines: EventLines | None = None) -> Iterator[None]:
     except orjson.JSONDecodeError as error:
         raise NotAGateway(url, f"a line is no JSON: {error}") from error
     except httpx2.TransportError as error:
-        raise ConnectionLost(url, str(error) or type(error).__name__, lines.execution_id if lines else None) from error
+        raise ConnectionLost(url, str(error) or type(error).__name__) from error
 
 
 @contextmanager

@@ -37,14 +37,24 @@ class GatewayUnreachable(ClientError):
 
 
 class ConnectionLost(ClientError):
-    """The connection ended before the answer did. The cell may still run: its Result can be asked for."""
+    """The connection ended before the answer did, and could not be taken up again.
 
-    def __init__(self, url: str, reason: str, execution_id: str | None = None) -> None:
-        ask = f" `kernel.result({execution_id!r})` tells how it went on." if execution_id else ""
-        super().__init__(f"The connection to {url} ended before the answer was complete ({reason}).{ask}")
+    What was asked for may have been done: the cell may still run, and its Result can be asked for. `forgotten`: the gateway
+    that answers by now can't tell of the execution.
+    """
+
+    def __init__(self, url: str, reason: str, execution_id: str | None = None, *, forgotten: bool = False) -> None:
+        text = f"The connection to {url} ended before the answer was complete"
+        if forgotten:
+            text += f", and the gateway that answers now can't tell of execution {execution_id!r}: {reason}"
+        else:
+            text += f" ({reason})."
+            text += f" `kernel.result({execution_id!r})` tells how it went on." if execution_id else ""
+        super().__init__(text)
         self.url = url
         self.reason = reason
         self.execution_id = execution_id
+        self.forgotten = forgotten
 
 
 class NotAGateway(ClientError):

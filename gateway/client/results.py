@@ -22,7 +22,11 @@ class CellError:
 
 @dataclass(frozen=True)
 class Result:
-    """How an execution stands or ended; the members are those of docs/native-api.md. `duration` in seconds."""
+    """How an execution stands or ended; the members are those of docs/native-api.md. `duration` in seconds.
+
+    `truncated` and `gap` count what is missing from the outputs, None when nothing is. `last_seq` is the number of the last
+    event in it: what `Kernel.events` goes on after.
+    """
 
     execution_id: str
     kernel_id: str
@@ -33,10 +37,19 @@ class Result:
     kernel_state: str | None
     variables: str | None
     duration: float | None
+    usage: dict[str, Any] | None = None
+    truncated: dict[str, Any] | None = None
+    warnings: list[dict[str, Any]] = field(default_factory=list)
+    gap: dict[str, Any] | None = None
+    last_seq: int | None = None
 
     @property
     def ok(self) -> bool:
         return self.status == "ok"
+
+    @property
+    def ended(self) -> bool:
+        return self.status not in ("queued", "running")
 
     @property
     def text(self) -> str:

@@ -113,7 +113,7 @@ def note_text(event: Event) -> str:
     if event.type == "truncated":
         return f"[{members.get('bytes', 0):,} bytes of output left out: past the limit of {members.get('limit')}]"
     if event.type == "gap":
-        return f"[{members.get('events')} events are missing here]"
+        return f"[{members.get('events')} outputs are missing here]"
     if event.type == "warning":
         return f"[{members.get('code')}: {members.get('message')}]"
     if event.type == "interrupt":

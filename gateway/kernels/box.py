@@ -61,6 +61,11 @@ class Box:
     def connected(self) -> bool:
         return self._sandbox is not None and self._sandbox.link.connected.is_set()
 
+    @property
+    def own_link(self) -> Link | None:
+        """The link of the box, connected or not."""
+        return self._sandbox.link if self._sandbox is not None else None
+
     async def open(self, tasks: anyio.abc.TaskGroup) -> Link:
         """Makes the sandbox and waits for its supervisor; its watchers run in `tasks`. Raises what the engine raises, `StartFailed`."""
         self._sandbox = sandbox = await self._engine.create(self._spec, self._make_link)
@@ -75,9 +80,46 @@ class Box:
         tasks.start_soon(sandbox.link.keep, self._on_silence)
         return sandbox.link
 
-    def _make_link(self) -> Link:
+    async def listen_again(self, restored: dict[str, Any]) -> Link:
+        """Takes over the sandbox of an earlier gateway; `restored` goes to its `Link`, which takes nobody until it is guarded. Raises
+        `EngineUnavailable`."""
+        link = self._make_link(**restored)
+        link.hold()
+        self._sandbox = await self._engine.adopt(self._spec.kernel_id, lambda: link)
+        return self._sandbox.link
+
+    async def reach(self, tasks: anyio.abc.TaskGroup) -> Cause | None:
+        """Waits until the supervisor of a box that was taken over has called: None then, else why the box counts as ended."""
+        sandbox = self._sandbox
+        assert sandbox is not None
+        cause = await loss.judge(sandbox, self._settings.lost_timeout)
+        if cause is None:
+            tasks.start_soon(self._watch, sandbox)
+            tasks.start_soon(sandbox.link.keep, self._on_silence)
+        return cause
+
+    async def check(self) -> None:
+        """The engine does not list the box: tells the owner if it is really gone."""
+        sandbox = self._sandbox
+        if sandbox is None:
+            return
+        try:
+            end = await sandbox.exit()
+        except EngineUnavailable:
+            return
+        if end is not None and sandbox is self._sandbox:
+            await self._owner.on_lost(causes.from_sandbox(end, self.out_of_memory_told))
+
+    async def detach(self) -> None:
+        """Lets go of it; it waits for the next gateway. Its link is still known: how far it has come is yet to be recorded."""
+        if self._sandbox is not None:
+            await self._sandbox.detach()
+
+    def _make_link(self, **restored: Any) -> Link:
         terms = self._terms
-        return Link(self._settings, self._owner.on_frames, terms.lifetime, terms.silence, terms.rate)
+        return Link(
+            self._settings, self._owner.on_frames, terms.lifetime, terms.silence, terms.rate, epoch=self._spec.epoch, **restored
+        )
 
     async def link(self) -> Link:
         """The link of a sandbox that runs; raises `KernelUnavailable` while it can't be reached."""

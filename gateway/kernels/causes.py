@@ -19,6 +19,9 @@ _SANDBOX_CODES = {
     5: ("link_lost", "The sandbox ended itself because its link to the gateway broke."),
 }
 
+_STOPPED_FROM_OUTSIDE = (0, 137, 143, 255)
+"""0: the supervisor has obeyed a SIGTERM; 128 and the number of SIGKILL or SIGTERM (signal(7)); 255: an engine could not learn it."""
+
 
 def from_process(exit_info: dict[str, Any]) -> dict[str, Any]:
     """A `kernel_exit` event of the supervisor -> cause. The numbers come from the sandbox: facts only as far as it is honest."""
@@ -39,8 +42,9 @@ def from_process(exit_info: dict[str, Any]) -> dict[str, Any]:
     return {"code": "exit", "message": f"The kernel process ended by itself with exit code {code}. {RESTART_ADVICE}", **facts}
 
 
-def from_sandbox(end: SandboxExit, killed_before: bool = False) -> dict[str, Any]:
-    """The end of the whole box -> cause. `killed_before`: the engine's word of an out-of-memory kill is about an earlier one."""
+def from_sandbox(end: SandboxExit, killed_before: bool = False, engine_was_away: bool = False) -> dict[str, Any]:
+    """The end of the whole box -> cause. `killed_before`: the engine's word of an out-of-memory kill is about an earlier one.
+    `engine_was_away`: it did not answer when the box was lost."""
     if end.removed:
         return {"code": "sandbox_removed", "message": f"The sandbox was removed from outside the gateway. {_NEW}"}
     if end.oom_killed and not killed_before:
@@ -48,7 +52,15 @@ def from_sandbox(end: SandboxExit, killed_before: bool = False) -> dict[str, Any
     if end.code in _SANDBOX_CODES:
         code, text = _SANDBOX_CODES[end.code]
         return {"code": code, "message": f"{text} {_NEW}"}
-    return {"code": "sandbox_ended", "message": f"The sandbox ended with exit code {end.code}. {_NEW}", "exit_code": end.code}
+    text = f"The sandbox ended with exit code {end.code}."
+    if end.code in _STOPPED_FROM_OUTSIDE:
+        if engine_was_away:
+            text = f"The sandbox engine was restarted and ended the sandbox. {_NEW}"
+            return {"code": "engine_restarted", "message": text, "exit_code": end.code}
+        text = (
+            f"The sandbox was stopped from outside the gateway (exit code {end.code}), by a user or by a restart of its engine."
+        )
+    return {"code": "sandbox_ended", "message": f"{text} {_NEW}", "exit_code": end.code}
 
 
 def from_reply(name: str, value: str, interrupted: bool) -> dict[str, Any]:
@@ -88,5 +100,7 @@ KILLED = plain("sandbox_killed", f"The kernel did not let itself be stopped, so 
 DELETED = plain("kernel_deleted", "The kernel was deleted.")
 RESTARTED = plain("kernel_restarted", "The kernel was restarted; its variables are lost, its files are kept.")
 GATEWAY_STOPPED = plain("gateway_stopped", "The gateway was stopped.")
+GATEWAY_RESTARTED = plain("gateway_restarted", f"The gateway was restarted, and this kind of sandbox can't outlive it. {_NEW}")
+NEVER_CALLED = plain("sandbox_unreachable", f"The sandbox did not call the gateway after its restart and was ended. {_NEW}")
 ENGINE_GONE = plain("engine_unavailable", f"The sandbox's link broke and its engine does not answer. {_NEW}")
 INTERNAL = plain("internal_error", f"The gateway lost control of this kernel by a fault of its own. {_NEW}")

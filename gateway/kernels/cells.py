@@ -6,13 +6,15 @@ background output and goes to the kernel's own log. Everything else from unknown
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from gateway.errors import ExecutionNotFound, NotWaitingForInput, QueueFull
+from gateway.errors import ExecutionNotFound, KernelUnavailable, NotWaitingForInput, QueueFull
 from gateway.kernels import causes
+from gateway.kernels.budget import OutputBudget
 from gateway.kernels.client import KernelClient
-from gateway.kernels.execution import Cause, CellRequest, Execution, OutputBudget
+from gateway.kernels.execution import Cause, CellRequest, Execution
+from gateway.kernels.journal import Journal
 from gateway.protocol.events import EndStatus, Payload
 from gateway.protocol.messages import BadMessage, RawMessage
 from gateway.protocol.outputs import is_output, to_payload, weight
@@ -20,7 +22,9 @@ from gateway.settings import KernelSettings
 from gateway.supervisor.frames import Channel
 
 Outputs = list[tuple[Payload, int]]
-_KEPT_EXECUTIONS = 512
+_KEPT_EXECUTIONS = 64
+"""In memory, for a kernel; with all that have not ended."""
+_KNOWN_ORIGINS = 4096
 
 
 class Cells:
@@ -32,6 +36,7 @@ class Cells:
         settings: KernelSettings,
         on_change: Callable[[], None],
         on_background: Callable[[Payload, str, int], None],
+        journal: Journal | None = None,
     ) -> None:
         self.current: Execution | None = None
         self.held = False
@@ -45,10 +50,17 @@ class Cells:
         self._on_change = on_change
         self._on_background = on_background
         self._client: KernelClient | None = None
+        self._journal = journal
         self._queue: deque[Execution] = deque()
         self._executions: OrderedDict[str, Execution] = OrderedDict()
-        self._by_msg_id: dict[str, Execution] = {}
+        self._keys: dict[str, Execution] = {}
+        self._origins: OrderedDict[str, str] = OrderedDict()
+        """Execution ids by the msg_id of their request: late output tells by it where it comes from."""
         self._kept_bytes = 0
+        self.asked_count = 0
+        """Executions that were ever asked for; the number of the last."""
+        self.complete = True
+        """False once there are executions that only the store knows."""
 
     @property
     def last(self) -> Execution | None:
@@ -70,10 +82,37 @@ class Cells:
         self._client = client
         self.held = client is None
         self.execution_count = 0
-        self._by_msg_id.clear()
+        self._origins.clear()
         self.pump()
 
-    def submit(self, request: CellRequest, notice: Payload | None = None) -> Execution:
+    def restore(self, document: dict[str, Any], unfinished: Sequence[Execution], origins: Iterable[tuple[str, str]]) -> None:
+        """Takes up what an earlier gateway had under way: the cell in the kernel, if any, and those behind it; `document` is the
+        kernel's. Nothing moves before `resume`."""
+        self.held, self.complete = True, False
+        self.asked_count = max([document["asked_count"], *(execution.number for execution in unfinished)])
+        self.execution_count = document["execution_count"]
+        self.output_bytes, self.ended_count = document["usage"]["output_bytes"], document["usage"]["executions"]
+        self._origins.update(origins)
+        for execution in unfinished:
+            self._remember(execution)
+            if execution.msg_id is None:
+                self._queue.append(execution)
+            else:
+                self.current = execution
+
+    def resume(self, client: KernelClient) -> None:
+        """The kernel process of before can be talked to again."""
+        self._client = client
+        self.held = False
+        self.pump()
+
+    def of_key(self, key: str) -> Execution | None:
+        """The execution, among those in memory, that was asked for with this idempotency key."""
+        return self._keys.get(key)
+
+    def submit(
+        self, request: CellRequest, notice: Payload | None = None, key: str | None = None, fingerprint: str | None = None
+    ) -> Execution:
         """Queues a cell, or hands it to an idle kernel at once; `notice` is its first event. Raises `QueueFull`."""
         if len(self._queue) >= self._settings.max_queue:
             raise QueueFull(
@@ -82,15 +121,29 @@ class Cells:
                 kernel_id=self._kernel_id,
             )
         budget = OutputBudget(self._settings.max_output, self._settings.max_output_events)
-        execution = Execution(self._kernel_id, request, budget)
+        self.asked_count += 1
+        execution = Execution(
+            self._kernel_id,
+            request,
+            budget,
+            number=self.asked_count,
+            key=key,
+            fingerprint=fingerprint,
+            journal=self._journal,
+        )
         if notice is not None:
             execution.tell(notice)
-        self._executions[execution.id] = execution
+        self._remember(execution)
         position = len(self._queue) + (self.current is not None)
         self._queue.append(execution)
         execution.tell(Payload("queued", {"position": position}))
         self.pump()
         return execution
+
+    def _remember(self, execution: Execution) -> None:
+        self._executions[execution.id] = execution
+        if execution.key is not None:
+            self._keys[execution.key] = execution
 
     def pump(self) -> None:
         """Hands the next cell to the kernel if there is one and the kernel is free."""
@@ -109,28 +162,39 @@ class Cells:
         }
         msg_id = self._client.send(Channel.SHELL, "execute_request", content)
         execution.sent(msg_id)
-        self._by_msg_id[msg_id] = execution
+        self._origins[msg_id] = execution.id
+        if len(self._origins) > _KNOWN_ORIGINS:
+            self._origins.popitem(last=False)
         for position, waiting in enumerate(self._queue):
             waiting.tell(Payload("queued", {"position": position + 1}))
         self._on_change()
 
+    def find(self, execution_id: str) -> Execution | None:
+        """One that is in memory: it has not ended, or not long ago."""
+        return self._executions.get(execution_id)
+
+    def recent(self) -> list[Execution]:
+        """Those in memory, oldest first."""
+        return [*self._executions.values()]
+
     def get(self, execution_id: str) -> Execution:
-        try:
-            return self._executions[execution_id]
-        except KeyError:
-            raise ExecutionNotFound(
-                f"This kernel knows no execution '{execution_id}'; old ones are forgotten when there are many.",
-                kernel_id=self._kernel_id,
-            ) from None
+        """As `find`; raises `ExecutionNotFound`."""
+        if found := self.find(execution_id):
+            return found
+        raise ExecutionNotFound(f"This kernel has no execution '{execution_id[:64]}'.", kernel_id=self._kernel_id)
 
     def answer(self, execution: Execution, value: str) -> None:
-        """Answers the execution's input_request; raises `NotWaitingForInput`."""
+        """Answers the execution's input_request; raises `NotWaitingForInput`, `KernelUnavailable`."""
         header = execution.input_request
-        if header is None or self._client is None:
+        if header is None:
             raise NotWaitingForInput(
                 "This execution has asked no question, or it has been answered.", kernel_id=self._kernel_id
             )
+        if self._client is None:
+            text = "The gateway was just restarted and waits for this kernel's sandbox; try again shortly."
+            raise KernelUnavailable(text, kernel_id=self._kernel_id)
         execution.input_request = None
+        execution.changed()
         self._client.send(Channel.STDIN, "input_reply", {"value": value, "status": "ok"}, parent=header)
 
     def withdraw(self, execution: Execution) -> bool:
@@ -159,26 +223,35 @@ class Cells:
         if self._client is not None:
             self._client.count_bad(reason)
         if self.current is not None and message.parent_id == self.current.msg_id and is_output(message.msg_type):
-            self.current.budget.leave_out(len(message.signed[3]))
+            self.current.leave_out(len(message.signed[3]))
 
     def _route(self, message: RawMessage, outputs: Outputs) -> None:
-        execution = self._by_msg_id.get(message.parent_id or "")
-        if execution is None:
-            self.dropped += 1
+        current = self.current
+        if current is None or message.parent_id != current.msg_id:
+            self._late(message)
         elif message.channel == "iopub":
-            self._iopub(execution, message, outputs)
+            self._iopub(current, message, outputs)
         elif message.channel == "shell" and message.msg_type == "execute_reply":
-            if execution is self.current and execution.reply is None:
-                execution.reply = message.content()
-                self._complete(execution, outputs)
+            if current.reply is None:
+                current.replied(message.content())
+                self._complete(current, outputs)
         elif message.channel == "stdin" and message.msg_type == "input_request":
-            self._ask(execution, message, outputs)
+            self._ask(current, message, outputs)
+
+    def _late(self, message: RawMessage) -> None:
+        """What an earlier cell has left running puts out; everything else from unknown parents is counted and dropped."""
+        origin = self._origins.get(message.parent_id or "")
+        if origin is None or message.channel != "iopub" or message.msg_type == "input_request":
+            self.dropped += 1
+        elif payload := to_payload(message.msg_type, message.content()):
+            self._on_background(payload, origin, weight(payload, message.signed[3]))
 
     def _iopub(self, execution: Execution, message: RawMessage, outputs: Outputs) -> None:
         kind = message.msg_type
         if kind == "status":
-            if execution is self.current and message.content().get("execution_state") == "idle":
+            if message.content().get("execution_state") == "idle":
                 execution.idle_seen = True
+                execution.changed()
                 self._complete(execution, outputs)
         elif kind == "execute_input":
             count = message.content().get("execution_count")
@@ -187,20 +260,17 @@ class Cells:
             # Questions come on stdin; one that comes here could not be answered.
             self.dropped += 1
         elif payload := to_payload(kind, message.content()):
-            size = weight(payload, message.signed[3])
-            if execution is self.current:
-                outputs.append((payload, size))
-            else:
-                self._on_background(payload, execution.id, size)
+            outputs.append((payload, weight(payload, message.signed[3])))
 
     def _ask(self, execution: Execution, message: RawMessage, outputs: Outputs) -> None:
-        if execution is not self.current or not execution.request.allow_stdin:
+        if not execution.request.allow_stdin:
             self.dropped += 1
             return
         payload = to_payload("input_request", message.content())
         assert payload is not None
         self._flush(outputs)
         if not execution.budget.admit_question(len(message.signed[3])):
+            execution.changed()
             return
         execution.input_request = message.header
         execution.announce_start(None)
@@ -209,7 +279,7 @@ class Cells:
     def oversize(self, parent_id: str | None, size: int) -> None:
         """An output was too large for the link; its cell is told at its end."""
         if self.current is not None and self.current.msg_id == parent_id:
-            self.current.budget.leave_out(size)
+            self.current.leave_out(size)
         else:
             self.dropped += 1
 
@@ -263,13 +333,19 @@ class Cells:
         self.ended_count += 1
         self.output_bytes += execution.budget.size
         self._kept_bytes += execution.budget.size
+        self._forget_old(execution)
+
+    def _forget_old(self, last: Execution) -> None:
+        """Keeps memory bounded: ended executions are read from the store when they are asked for again."""
         limit = self._settings.max_kept_output
         while (self._kept_bytes > limit or len(self._executions) > _KEPT_EXECUTIONS) and len(self._executions) > 1:
-            oldest = next((old for old in self._executions.values() if old.ended and old is not execution), None)
+            oldest = next((old for old in self._executions.values() if old.log.closed and old is not last), None)
             if oldest is None:
                 break
+            self.complete = False
             del self._executions[oldest.id]
-            self._by_msg_id.pop(oldest.msg_id or "", None)
+            if oldest.key is not None:
+                del self._keys[oldest.key]
             self._kept_bytes -= oldest.budget.size
 
 

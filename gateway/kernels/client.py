@@ -28,14 +28,15 @@ _IOPUB_PATIENCE = 0.2
 class KernelClient:
     """Requests out over the link, messages in from its frames, and the end of the process when it comes."""
 
-    def __init__(self, link: Link) -> None:
-        self.key = secrets.token_hex(32)
+    def __init__(self, link: Link, key: str | None = None) -> None:
+        """`key` is that of a process which an earlier gateway has started; `process_started` is then called at once."""
+        self.key = key or secrets.token_hex(32)
         self.bad_messages = 0
         self.exit_info: dict[str, Any] | None = None
         """The supervisor's `kernel_exit` event, once the process has ended."""
         self.names_variables = False
         """Whether this kernel's launcher can name its largest variables while a cell runs."""
-        self._pid: object = None
+        self.pid: object = None
         self._early: list[dict[str, Any]] | None = []
         """Ends that were told before it is known which process this client is for; None from then on."""
         self._exited = anyio.Event()
@@ -50,6 +51,13 @@ class KernelClient:
         """Signs and sends one message; its msg_id."""
         message = self._session.msg(msg_type, content, parent={"header": parent} if parent else None)
         self._link.send_message(channel, self._session.serialize(message))
+        msg_id: str = message["header"]["msg_id"]
+        return msg_id
+
+    def send_now(self, msg_type: str, content: dict[str, Any]) -> str:
+        """A control request that need not survive the gateway; its msg_id."""
+        message = self._session.msg(msg_type, content)
+        self._link.send_now(Channel.CONTROL, self._session.serialize(message))
         msg_id: str = message["header"]["msg_id"]
         return msg_id
 
@@ -83,7 +91,7 @@ class KernelClient:
     async def ask(self, msg_type: str, content: dict[str, Any]) -> dict[str, Any]:
         """A request on the control channel, which answers while a cell runs; the content of the reply. The caller sets a deadline."""
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        msg_id = self.send(Channel.CONTROL, msg_type, content)
+        msg_id = self.send_now(msg_type, content)
         self._questions[msg_id] = future
         try:
             return await future
@@ -102,7 +110,7 @@ class KernelClient:
 
     def process_started(self, pid: object) -> None:
         """The supervisor has started the process. What was told of an end before may be the end of the one before it."""
-        self._pid, early = pid, self._early
+        self.pid, early = pid, self._early
         self._early = None
         for event in early or []:
             self.process_ended(event)
@@ -113,7 +121,7 @@ class KernelClient:
             self._early = [*self._early, event][-4:]
             return False
         pid = event.get("pid")
-        if isinstance(pid, int) and isinstance(self._pid, int) and pid != self._pid:
+        if isinstance(pid, int) and isinstance(self.pid, int) and pid != self.pid:
             return False
         self.exit_info = event
         self._exited.set()

@@ -1,21 +1,25 @@
 """One cell and all that it produces: a log of events that ends with exactly one `ended`.
 
-An Execution does no I/O. The kernel feeds it and ends it; faces read its log. What it keeps is bounded by an `OutputBudget`: the
-beginning and the end of the output stay, what lies between is counted and told by a `truncated` event.
+An Execution does no I/O. The kernel feeds it and ends it; faces read its log. What it keeps is bounded by an `OutputBudget`. With a
+journal it is recorded: what it was asked, how it stands, its events, and the outputs that wait for its end.
 """
 
 import time
-from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 from uuid import uuid4
 
 import anyio
+import orjson
 
-from gateway.kernels.log import EventLog
-from gateway.protocol.events import EndStatus, Payload, coalesce
+from gateway.kernels import records
+from gateway.kernels.budget import OutputBudget
+from gateway.kernels.journal import Journal
+from gateway.kernels.log import EventLog, rfc3339
+from gateway.protocol.events import EndStatus, Event, Payload, coalesce
 from gateway.protocol.outputs import OutputCollector
+from gateway.store.base import Change, ExecutionRow, PutExecution, UpdateExecution
 
 Cause = dict[str, Any]
 
@@ -32,88 +36,31 @@ class CellRequest:
     allow_stdin: bool = False
 
 
-class OutputBudget:
-    """Which outputs are kept: the first half of the limit at once, then a ring that holds the last half until the end."""
-
-    def __init__(self, max_bytes: int, max_events: int) -> None:
-        self.limit = max_bytes
-        self.size = 0
-        """Bytes of all output, kept or not."""
-        self.left_out_bytes = 0
-        self.left_out_events = 0
-        self.exceeded = False
-        """The head is full: from here on outputs wait in the ring."""
-        self._head_bytes, self._head_events = max_bytes // 2, max_events // 2
-        self._tail_bytes, self._tail_events = max_bytes - self._head_bytes, max_events - self._head_events
-        self._question_bytes, self._question_events = self._tail_bytes, self._tail_events
-        self._piece = max(1024, min(65_536, max_bytes // 32))
-        self._tail: deque[tuple[Payload, int]] = deque()
-        self._tail_size = 0
-
-    def cut(self, payload: Payload, size: int) -> Iterable[tuple[Payload, int]]:
-        """A long text in pieces, since of a text a part can be left out; anything else as it is."""
-        if payload.type != "stream" or size <= self._piece:
-            return ((payload, size),)
-        name, text = payload.members["name"], payload.members["text"]
-        step = max(1, len(text) * self._piece // size)
-        starts = range(0, len(text), step)
-        return ((Payload("stream", {"name": name, "text": text[i : i + step]}), size // len(starts)) for i in starts)
-
-    def admit(self, payload: Payload, size: int) -> bool:
-        """True when the output is to be told now; else it is in the ring, or counted as left out."""
-        self.size += size
-        if not self.exceeded and size <= self._head_bytes and self._head_events > 0:
-            self._head_bytes -= size
-            self._head_events -= 1
-            return True
-        self.exceeded = True
-        self._tail.append((payload, size))
-        self._tail_size += size
-        while self._tail and (self._tail_size > self._tail_bytes or len(self._tail) > self._tail_events):
-            pushed_out = self._tail.popleft()[1]
-            self._tail_size -= pushed_out
-            self.leave_out(pushed_out)
-        return False
-
-    def admit_question(self, size: int) -> bool:
-        """Questions can't wait in the ring: they have as much as the ring of their own, and past it are left out."""
-        self.size += size
-        self._question_bytes -= size
-        self._question_events -= 1
-        if self._question_bytes >= 0 and self._question_events >= 0:
-            return True
-        self.leave_out(size)
-        return False
-
-    def leave_out(self, size: int) -> None:
-        """Counts an output that is not told."""
-        self.left_out_bytes += size
-        self.left_out_events += 1
-
-    @property
-    def truncated(self) -> dict[str, int] | None:
-        """Members of the `truncated` event; None when nothing is missing."""
-        if not self.left_out_events:
-            return None
-        return {"bytes": self.left_out_bytes, "events": self.left_out_events, "limit": self.limit}
-
-    def rest(self) -> list[Payload]:
-        """What the end of the cell adds: `truncated` if anything is missing, then the outputs of the ring."""
-        tail = [payload for payload, _ in self._tail]
-        self._tail.clear()
-        missing = self.truncated
-        return [*([Payload("truncated", dict(missing))] if missing else []), *coalesce(tail)]
-
-
 class Execution:
-    """`queued`, then in the kernel, then ended. `done` is set after the last event is in the log."""
+    """`queued`, then in the kernel, then ended. `done` is set once its last event can be read."""
 
-    def __init__(self, kernel_id: str, request: CellRequest, budget: OutputBudget) -> None:
-        self.id = str(uuid4())
+    def __init__(
+        self,
+        kernel_id: str,
+        request: CellRequest,
+        budget: OutputBudget,
+        *,
+        number: int = 0,
+        key: str | None = None,
+        fingerprint: str | None = None,
+        journal: Journal | None = None,
+        execution_id: str | None = None,
+    ) -> None:
+        self.id = execution_id or str(uuid4())
         self.kernel_id = kernel_id
         self.request = request
-        self.log = EventLog(self.id)
-        self.done = anyio.Event()
+        self.number = number
+        """Order within the kernel, from 1."""
+        self.key, self.fingerprint = key, fingerprint
+        """Idempotency key of the request, and what tells its body from others."""
+        self.live = True
+        self.log = EventLog(self.id, on_append=self.changed if journal else None)
+        self.created_at = time.time()
         self.msg_id: str | None = None
         self.execution_count: int | None = None
         self.status: EndStatus | None = None
@@ -124,14 +71,28 @@ class Execution:
         self.cancelled = False
         self.interrupted = False
         self.climbing = False
+        self.ladder: tuple[Any, Any] | None = None
+        """Why and how far a client has asked it to be interrupted, until that is done."""
         self.last_step: str | None = None
         self.idle_seen = False
         self.reply: dict[str, Any] | None = None
+        """Of the execute_reply: `status`, `execution_count`, `ename`, `evalue`."""
         self.budget = budget
         self.usage: dict[str, Any] = {}
         """What it has used, as far as the sandbox tells: `cpu_seconds`, `memory_peak`."""
+        self.gap: dict[str, int] | None = None
+        """Sums over its `gap` events: `events`, `bytes`."""
+        self._journal = journal
+        self._recorded = False
         self._announced = False
         self._started_at: float | None = None
+        self._ended_at: float | None = None
+        self._begun = 0.0
+        """On the monotonic clock, for durations."""
+
+    @property
+    def done(self) -> anyio.Event:
+        return self.log.finished
 
     @property
     def ended(self) -> bool:
@@ -141,10 +102,27 @@ class Execution:
     def running(self) -> bool:
         return self._started_at is not None and not self.ended
 
+    @property
+    def elapsed(self) -> float:
+        """Seconds since it was handed to the kernel."""
+        return time.monotonic() - self._begun if self._started_at is not None else 0.0
+
     def sent(self, msg_id: str) -> None:
         """The request is on its way to the kernel."""
         self.msg_id = msg_id
-        self._started_at = time.monotonic()
+        self._started_at, self._begun = time.time(), time.monotonic()
+        self.changed()
+
+    def replied(self, content: dict[str, Any]) -> None:
+        """The execute_reply has come; of it, what is needed is kept."""
+        count = content.get("execution_count")
+        self.reply = {
+            "status": str(content.get("status"))[:20],
+            "execution_count": count if isinstance(count, int) else None,
+            "ename": str(content.get("ename", ""))[:1000],
+            "evalue": str(content.get("evalue", ""))[:1000],
+        }
+        self.changed()
 
     def announce_start(self, execution_count: int | None) -> None:
         """The kernel has taken the cell up; told once."""
@@ -152,6 +130,7 @@ class Execution:
             return
         if execution_count is not None:
             self.execution_count = execution_count
+            self.changed()
         if not self._announced:
             self._announced = True
             self.log.append([Payload("started", {"execution_count": execution_count})])
@@ -174,6 +153,20 @@ class Execution:
         if self.budget.exceeded and not before:
             text = "The output has passed half of its limit. What follows is told when the cell ends: the last part of it, and how much is missing."
             self.log.append([Payload("warning", {"code": "output_limit", "message": text, "limit": self.budget.limit})])
+        self.changed()
+
+    def leave_out(self, size: int) -> None:
+        """An output of so many bytes could not be told."""
+        if not self.ended:
+            self.budget.leave_out(size)
+            self.changed()
+
+    def leave_gap(self, events: int, size: int) -> None:
+        """So many outputs were left out before they reached the gateway."""
+        if self.ended:
+            return
+        self.gap = _more(self.gap, events, size)
+        self.log.append([Payload("gap", {"events": events, "bytes": size})])
 
     def finish(self, status: EndStatus, cause: Cause | None, kernel_state: str, variables: str) -> None:
         """The end, told once; later calls change nothing."""
@@ -182,7 +175,8 @@ class Execution:
         self.log.append(self.budget.rest())
         self.status = status
         self.input_request = None
-        duration = round(time.monotonic() - self._started_at, 6) if self._started_at is not None else 0.0
+        self._ended_at = time.time()
+        duration = round(self.elapsed, 6)
         self.end = {
             "status": status,
             "cause": cause,
@@ -194,27 +188,163 @@ class Execution:
         }
         self.log.append([Payload("ended", self.end)])
         self.log.close()
-        self.done.set()
+
+    # reading
+
+    async def stored(self) -> None:
+        """Waits until its first event can be read: from then on it outlives the gateway."""
+        await self.log.until(1)
+
+    async def document(self) -> dict[str, Any]:
+        return self.result()
 
     def result(self) -> dict[str, Any]:
-        """The whole as one document: `Result` of docs/native-api.md."""
-        collector = OutputCollector()
-        warnings = []
-        for event in self.log.since(0):
-            collector.add(event)
-            if event.type == "warning":
-                warnings.append(event.members)
+        """The whole as far as it can be read, as one document: `Result` of docs/native-api.md."""
+        return result_of(self.record(), self.log.since(0))
+
+    # storing
+
+    def changed(self) -> None:
+        """Something that its record holds is new."""
+        if self._journal is not None:
+            self._journal.changed(self)
+
+    def take_changes(self) -> tuple[Sequence[Change], Callable[[], None]]:
+        """`Recorded`: its row, the events and held outputs that are new."""
+        events = self.log.take()
+        document = orjson.dumps({**self.record(), **self._inner_state()})
+        changes: list[Change] = []
+        if self._recorded:
+            changes.append(UpdateExecution(self.id, document, self.msg_id, self._ended_at, self.budget.size))
+        else:
+            self._recorded = True
+            changes.append(PutExecution(self._row(document)))
+        changes += records.to_changes(self.id, events)
+        changes += self.budget.take_changes(self.id)
+        last = events[-1].seq if events else 0
+        return changes, lambda: self.log.publish(last)
+
+    def _row(self, document: bytes) -> ExecutionRow:
+        return ExecutionRow(
+            id=self.id,
+            kernel_id=self.kernel_id,
+            number=self.number,
+            created_at=self.created_at,
+            document=document,
+            key=self.key,
+            fingerprint=self.fingerprint,
+            msg_id=self.msg_id,
+            ended_at=self._ended_at,
+            size=self.budget.size,
+            request=orjson.dumps(self.request),
+        )
+
+    def record(self) -> dict[str, Any]:
+        """What a reader is told besides the events; of its end only once that can be read."""
+        ended = self.log.closed
         return {
             "execution_id": self.id,
             "kernel_id": self.kernel_id,
-            "status": self.status or ("running" if self.running else "queued"),
-            "cause": self.end.get("cause"),
+            "number": self.number,
+            "status": self.status if ended and self.status else ("running" if self._started_at is not None else "queued"),
+            "end": self.end if ended else {},
             "execution_count": self.execution_count,
-            "outputs": collector.finish(),
             "truncated": self.budget.truncated,
-            "warnings": warnings,
-            "kernel_state": self.end.get("kernel_state"),
-            "variables": self.end.get("variables"),
-            "duration": self.end.get("duration"),
-            "usage": self.end.get("usage"),
+            "gap": self.gap,
+            "created_at": self.created_at,
+            "started_at": self._started_at,
+            "ended_at": self._ended_at if ended else None,
+            "code": self.request.code[:200],
+            "output_bytes": self.budget.size,
+            "last_seq": self.log.last_seq,
         }
+
+    def _inner_state(self) -> dict[str, Any]:
+        return {
+            "status": self.status or ("running" if self._started_at is not None else "queued"),
+            "end": self.end,
+            "ended_at": self._ended_at,
+            "last_seq": self.log.last_taken,
+            "inner": {
+                "input_request": self.input_request,
+                "timed_out": self.timed_out,
+                "cancelled": self.cancelled,
+                "interrupted": self.interrupted,
+                "last_step": self.last_step,
+                "ladder": self.ladder,
+                "idle_seen": self.idle_seen,
+                "reply": self.reply,
+                "usage": self.usage,
+                "announced": self._announced,
+                "budget": self.budget.state(),
+            },
+        }
+
+    @classmethod
+    def restored(
+        cls, row: ExecutionRow, budget: OutputBudget, events: Sequence[Event], held: Sequence[bytes], journal: Journal
+    ) -> "Execution":
+        """One that had not ended when its gateway did."""
+        asked = orjson.loads(row.request)
+        request = CellRequest(**{field.name: asked[field.name] for field in fields(CellRequest) if field.name in asked})
+        self = cls(
+            row.kernel_id,
+            request,
+            budget,
+            number=row.number,
+            key=row.key,
+            fingerprint=row.fingerprint,
+            journal=journal,
+            execution_id=row.id,
+        )
+        document = orjson.loads(row.document)
+        inner = document["inner"]
+        for name in ("input_request", "timed_out", "cancelled", "interrupted", "last_step", "idle_seen", "reply", "usage"):
+            setattr(self, name, inner[name])
+        self.ladder = tuple(inner["ladder"]) if inner["ladder"] else None
+        self.execution_count, self.gap = document["execution_count"], document["gap"]
+        self.created_at, self._started_at = document["created_at"], document["started_at"]
+        if self._started_at is not None:
+            self._begun = time.monotonic() - max(0.0, time.time() - self._started_at)
+        self.msg_id = row.msg_id
+        self._announced, self._recorded = inner["announced"], True
+        budget.restore(inner["budget"], held)
+        self.log.restore(events, document["last_seq"])
+        return self
+
+
+def _more(gap: dict[str, int] | None, events: int, size: int) -> dict[str, int]:
+    before = gap or {"events": 0, "bytes": 0}
+    return {"events": before["events"] + events, "bytes": before["bytes"] + size}
+
+
+def result_of(record: dict[str, Any], events: Sequence[Event]) -> dict[str, Any]:
+    """`Result` of docs/native-api.md, from what is recorded of an execution and its events."""
+    collector = OutputCollector()
+    for event in events:
+        collector.add(event)
+    end = record["end"]
+    return {
+        "execution_id": record["execution_id"],
+        "kernel_id": record["kernel_id"],
+        "status": record["status"],
+        "cause": end.get("cause"),
+        "execution_count": record["execution_count"],
+        "outputs": collector.finish(),
+        "truncated": record["truncated"],
+        "gap": record["gap"],
+        "warnings": [event.members for event in events if event.type == "warning"],
+        "kernel_state": end.get("kernel_state"),
+        "variables": end.get("variables"),
+        "duration": end.get("duration"),
+        "usage": end.get("usage"),
+        "last_seq": events[-1].seq if events else 0,
+    }
+
+
+def summary_of(record: dict[str, Any]) -> dict[str, Any]:
+    """`Summary` of docs/native-api.md, from what is recorded of an execution."""
+    plain = ("execution_id", "number", "status", "execution_count", "code", "last_seq", "output_bytes")
+    stamps = ((name, record[name]) for name in ("created_at", "started_at", "ended_at"))
+    times = {name: None if seconds is None else rfc3339(seconds) for name, seconds in stamps}
+    return {**{name: record[name] for name in plain}, **times, "cause": record["end"].get("cause")}

@@ -1,13 +1,15 @@
 """One kernel: its state and its life from the first start to the last word.
 
 `Cells` knows what runs in it, `KernelClient` talks to the process, `Box` is its sandbox; this module ties them together and is the
-only place that changes the state. All its tasks live in the task group of `run`.
+only place that changes the state. All its tasks live in the task group of `run`. Once it has answered it is recorded (`KernelRecord`), and
+a gateway that is started anew takes it up where its record ends (`restore`, `listen_again`, `recover`).
 """
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
 from uuid import uuid4
@@ -18,6 +20,7 @@ import structlog
 
 from gateway.errors import (
     GatewayError,
+    IdempotencyConflict,
     KernelDead,
     KernelGone,
     KernelUnavailable,
@@ -27,63 +30,100 @@ from gateway.errors import (
     StartFailed,
     StartTimeout,
 )
-from gateway.kernels import causes, ladder
+from gateway.kernels import archive, causes, ladder
+from gateway.kernels.archive import ArchivedExecution, StoredKernel
 from gateway.kernels.box import Box, LinkTerms
 from gateway.kernels.cells import Cells
 from gateway.kernels.client import KernelClient
 from gateway.kernels.culler import Candidate
 from gateway.kernels.execution import Cause, CellRequest, Execution
+from gateway.kernels.journal import Journal
+from gateway.kernels.kernel_record import KernelRecord, Phase, phase_of
 from gateway.kernels.launch import RestartBudget, launch
 from gateway.kernels.log import EventLog, timestamp
 from gateway.kernels.reporter import Reporter
-from gateway.kernels.state import ACCEPTS_CELLS, KernelState, check
+from gateway.kernels.state import ACCEPTS_CELLS, ALIVE, KernelState, check
 from gateway.kernels.wishes import KernelRequest
 from gateway.protocol.events import Payload
 from gateway.sandboxes.base import SandboxEngine, SandboxSpec
 from gateway.sandboxes.link import CommandFailed, Link, unpack_object
 from gateway.settings import Settings
-from gateway.supervisor.frames import Channel, Frame, Kind
+from gateway.supervisor.frames import Frame, Kind
 
 log = structlog.get_logger()
 
+_RECORDING = 1.0
+"""Seconds that ending a kernel waits for the store to hear of it."""
+_CATCHING_UP = 2.0
+"""Seconds that a recovered kernel gets to hand over what it has said before a passed deadline counts."""
 _LOG_BYTES = 8 * 1024 * 1024
 """Bytes of a kernel's own events (state changes, background output) that are kept."""
 
 
 class Kernel:
-    def __init__(self, request: KernelRequest, settings: Settings, engine: SandboxEngine) -> None:
-        self.id = str(uuid4())
+    def __init__(
+        self,
+        request: KernelRequest,
+        settings: Settings,
+        engine: SandboxEngine,
+        journal: Journal,
+        *,
+        kernel_id: str | None = None,
+        created_at: float | None = None,
+        key: str | None = None,
+        fingerprint: str | None = None,
+    ) -> None:
+        self.id = kernel_id or str(uuid4())
         self.request = request
+        self.key, self.fingerprint = key, fingerprint
+        """Idempotency key of its create, and what tells that body from others."""
         self.state = KernelState.REQUESTED
+        self.phase: Phase = "launching"
         self.cause: Cause | None = None
         self.log = EventLog(None, keep_bytes=_LOG_BYTES)
-        self.created_at = datetime.now(UTC)
+        self.created = time.time() if created_at is None else created_at
         self.last_activity = timestamp()
         self.lifetime = request.lifetime
         self.draining = False
         self.connections = 0
         """Open WebSockets; only the culler cares."""
-        self.cells = Cells(self.id, settings.kernels, self._cells_changed, self._background)
+        self.cells = Cells(self.id, settings.kernels, self._cells_changed, self._background, journal)
+        self.record = KernelRecord(self, journal)
         self._reporter = Reporter(self.cells, self.log)
         self._settings = settings
-        self._box = Box(engine, self._sandbox_spec(), self._terms(settings), settings.link, self)
+        self._journal = journal
+        self._engine = engine
+        self._box = Box(engine, self._sandbox_spec(), self._terms(), settings.link, self)
         self._client: KernelClient | None = None
         self._interrupt_mode = "signal"
-        self._born = self._idle_since = anyio.current_time()
+        now = anyio.current_time()
+        self._born = now - max(0.0, time.time() - self.created)
+        self._idle_since = now
         self._busy_since: float | None = None
         self._revivals = RestartBudget(settings.kernels.max_restarts, settings.kernels.restart_window)
         self._closed = anyio.Event()
         self._deadline: asyncio.TimerHandle | None = None
+        self._patience = 0.0
+        """Seconds that a cell gets past its deadline: what it has said while no gateway was there is still on its way."""
         self._changing = anyio.Lock()
         self._tasks: anyio.abc.TaskGroup | None = None
         self._starting: anyio.CancelScope | None = None
 
     def _sandbox_spec(self) -> SandboxSpec:
         spec = self.request.spec
-        return SandboxSpec(self.id, spec.image, self.request.limits, spec.work_size, spec.tmp_size, spec.shm_size)
+        return SandboxSpec(
+            self.id,
+            spec.image,
+            self.request.limits,
+            spec.work_size,
+            spec.tmp_size,
+            spec.shm_size,
+            epoch=self._journal.store.epoch,
+            expires_at=self.created + self.lifetime,
+        )
 
-    def _terms(self, settings: Settings) -> LinkTerms:
-        return LinkTerms(self.request.lifetime, self.request.spec.silence, settings.kernels.output_rate)
+    def _terms(self) -> LinkTerms:
+        return LinkTerms(self.request.lifetime, self.request.spec.silence, self._settings.kernels.output_rate)
 
     @property
     def alive(self) -> bool:
@@ -99,17 +139,28 @@ class Kernel:
         return self._reporter.usage.document(self.cells.output_bytes, self.cells.ended_count)
 
     @property
+    def has_box(self) -> bool:
+        return self._box.present
+
+    async def check_box(self) -> None:
+        await self._box.check()
+
+    @property
     def started(self) -> bool:
         """It has been alive once: before that its start deadline watches over it."""
-        return self.state not in (KernelState.REQUESTED, KernelState.STARTING)
+        return self.state not in (KernelState.REQUESTED, KernelState.STARTING, KernelState.RECOVERING)
 
     @property
     def frozen(self) -> bool:
         return self._box.frozen
 
     @property
+    def created_at(self) -> datetime:
+        return datetime.fromtimestamp(self.created, UTC)
+
+    @property
     def expires_at(self) -> datetime:
-        return self.created_at + timedelta(seconds=self.lifetime)
+        return datetime.fromtimestamp(self.created + self.lifetime, UTC)
 
     @property
     def settings(self) -> Settings:
@@ -176,6 +227,8 @@ class Kernel:
     async def _launch(self, link: Link) -> None:
         self._client = client = KernelClient(link)
         self.cells.attach(None)
+        # Before the process has the new key: else the next gateway could not understand what it says.
+        await self.record.written()
         self._interrupt_mode = await launch(client, link, self.request, self.id)
         self.cause = None
         self._set(KernelState.IDLE)
@@ -198,6 +251,8 @@ class Kernel:
                 self._set(KernelState.STOPPING)
                 self.cells.end_all("died", cause, KernelState.STOPPING)
             with anyio.CancelScope(shield=True):
+                with anyio.move_on_after(_RECORDING):
+                    await self._journal.flush()
                 await self._box.remove()
             self._set(KernelState.DEAD)
             self.forget()
@@ -207,6 +262,13 @@ class Kernel:
         self.log.close()
         self._closed.set()
 
+    async def detach(self) -> None:
+        """Lets go of a recorded kernel: its box waits for the next gateway, with all that comes from now on."""
+        self.draining = True
+        self.record.part()
+        await self._box.detach()
+        self._closed.set()
+
     async def restart(self) -> None:
         """A new process in the same box: id and files stay, variables go."""
         if self._changing.locked():
@@ -214,6 +276,7 @@ class Kernel:
         async with self._changing:
             if self.gone:
                 raise self._dead("Its sandbox is gone, so it can't be restarted.")
+            self._journal.require()
             link = await self._box.link()
             self.touch()
             self._set(KernelState.RESTARTING)
@@ -234,8 +297,12 @@ class Kernel:
         if lifetime is None:
             return
         wanted = anyio.current_time() - self._born + lifetime
-        await self._box.ask("extend", lifetime=wanted)
+        link = await self._box.link()
+        await link.command("extend", lifetime=wanted)
+        # So that the supervisor hears the same when it has to dial again.
+        link.extend(wanted)
         self.lifetime = wanted
+        await self.record.written()
 
     @property
     def age(self) -> float:
@@ -243,19 +310,44 @@ class Kernel:
 
     # cells
 
-    def execute(self, request: CellRequest) -> Execution:
-        """Queues a cell; raises `KernelDead`, `KernelUnavailable`, `QueueFull`, `ShuttingDown`."""
+    async def submit(
+        self, request: CellRequest, key: str | None = None, fingerprint: str | None = None
+    ) -> tuple[Execution | ArchivedExecution, bool]:
+        """As `execute`, but a key that was used before gives the execution of that time, and True; raises `IdempotencyConflict`
+        when it asked for something else."""
+        if key is not None and (found := await self._asked_before(key)):
+            if found.fingerprint != fingerprint:
+                text = "This Idempotency-Key was used for another request to this kernel. Use a new key for a new request."
+                raise IdempotencyConflict(text, kernel_id=self.id, execution_id=found.id)
+            return found, True
+        return self.execute(request, key, fingerprint), False
+
+    async def _asked_before(self, key: str) -> Execution | ArchivedExecution | None:
+        if found := self.cells.of_key(key):
+            return found
+        if self.cells.complete:
+            return None
+        stored = await archive.of_key(self._journal.store, self.id, key)
+        # Another request with this key may have come while the store was asked.
+        return self.cells.of_key(key) or stored
+
+    def execute(self, request: CellRequest, key: str | None = None, fingerprint: str | None = None) -> Execution:
+        """Queues a cell; raises `KernelDead`, `KernelUnavailable`, `QueueFull`, `ShuttingDown`, `StoreUnavailable`."""
         if self.draining:
             raise ShuttingDown("The gateway is stopping and takes no new cells.")
         if self.state is KernelState.DEAD and self._may_revive():
-            return self._revive(request)
+            self._journal.require()
+            return self._revive(request, key, fingerprint)
         self.require_alive()
+        self._journal.require()
         self.touch()
         if self.frozen:
             assert self._tasks is not None
             self.cells.held = True
             self._tasks.start_soon(self._thaw)
-        return self.cells.submit(request)
+        # Which number it has is recorded, though nothing of it may ever go over the link.
+        self.record.changed()
+        return self.cells.submit(request, None, key, fingerprint)
 
     def require_alive(self) -> None:
         if self.state is KernelState.DEAD:
@@ -279,7 +371,7 @@ class Kernel:
         ready = self._box.connected and not self._changing.locked() and not self._closed.is_set()
         return ready and self.request.on_death == "restart" and self._revivals.left(anyio.current_time())
 
-    def _revive(self, request: CellRequest) -> Execution:
+    def _revive(self, request: CellRequest, key: str | None, fingerprint: str | None) -> Execution:
         assert self._tasks is not None
         why = str((self.cause or {}).get("message", "")).replace(causes.RESTART_ADVICE, "").strip()
         text = f"This cell runs in a fresh kernel process: variables are lost, files are kept. {why}"
@@ -287,7 +379,7 @@ class Kernel:
         self._revivals.spend(anyio.current_time())
         self._set(KernelState.RESTARTING)
         notice = Payload("warning", {"code": "kernel_restarted", "message": text, "cause": self.cause})
-        execution = self.cells.submit(request, notice)
+        execution = self.cells.submit(request, notice, key, fingerprint)
         self._tasks.start_soon(self._bring_back)
         return execution
 
@@ -304,12 +396,16 @@ class Kernel:
     ) -> Execution | None:
         """Climbs the ladder for the running cell, as far as `up_to`, in the background after its first step; None when none runs."""
         self.require_alive()
+        if self.state is KernelState.RECOVERING:
+            raise KernelUnavailable("The gateway was just restarted and waits for this kernel's sandbox; try again shortly.")
         self.touch()
         current = self.cells.current
         if current is None or (execution is not None and execution is not current):
             return None
         assert self._tasks is not None
         current.interrupted = True
+        current.ladder = (reason, up_to)
+        current.changed()
         self._tasks.start_soon(ladder.climb, self, current, reason, up_to)
         return current
 
@@ -320,7 +416,7 @@ class Kernel:
         self.cells.held = True
         try:
             if self._interrupt_mode == "message" and self._client is not None:
-                self._client.send(Channel.CONTROL, "interrupt_request", {})
+                self._client.send_now("interrupt_request", {})
             else:
                 await self._box.ask("interrupt", execution_id=execution.id)
         except (LinkClosed, SandboxTimeout, KernelUnavailable, CommandFailed):
@@ -334,10 +430,20 @@ class Kernel:
 
     async def cancel(self, execution: Execution) -> None:
         """A queued cell never runs; a running one is interrupted."""
-        if execution.ended or self.cells.withdraw(execution):
+        if execution.ended:
+            return
+        if self.cells.withdraw(execution):
+            await self.record.written()
             return
         execution.cancelled = True
+        execution.changed()
         await self.interrupt(execution)
+
+    async def answer(self, execution: Execution, value: str) -> None:
+        """Answers the execution's question, and waits until the answer can't be lost; raises `NotWaitingForInput`, `StoreUnavailable`."""
+        self.touch()
+        self.cells.answer(execution, value)
+        await self.record.written()
 
     async def link(self) -> Link:
         """The way to the sandbox for file transfers, which need no kernel process; raises `KernelDead`, `KernelUnavailable`."""
@@ -370,6 +476,8 @@ class Kernel:
             self._box.out_of_memory_told = True
         if kind == "usage":
             self._reporter.used(event)
+        elif kind == "gap":
+            self._reporter.gap(event)
         elif kind == "kernel_exit" and client is not None:
             if client.process_ended(event) and self.alive:
                 self._die(causes.from_process(event))
@@ -385,17 +493,20 @@ class Kernel:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+        if self.state is KernelState.RECOVERING:
+            return
         if current is not None:
             self._set(KernelState.BUSY)
             self._busy_since = self._busy_since or anyio.current_time()
-            loop = asyncio.get_running_loop()
-            self._deadline = loop.call_later(current.request.timeout, self._at_deadline, current)
+            left = max(self._patience, current.request.timeout - current.elapsed)
+            self._deadline = asyncio.get_running_loop().call_later(left, self._at_deadline, current)
         elif self.alive:
             self._set(KernelState.IDLE)
 
     def _at_deadline(self, execution: Execution) -> None:
         if execution.running and self._tasks is not None and not self._closed.is_set():
             execution.timed_out = True
+            execution.changed()
             self._tasks.start_soon(ladder.climb, self, execution, "timeout", "kill_sandbox")
 
     async def on_lost(self, cause: Cause) -> None:
@@ -404,6 +515,7 @@ class Kernel:
         with anyio.CancelScope(shield=True):
             await self._box.remove()
         self.log.append_bounded(Payload("state", {"state": str(self.state), "cause": self.cause, "gone": True}), 200)
+        self.record.changed()
 
     def _die(self, cause: Cause) -> None:
         if self.state in (KernelState.DEAD, KernelState.STOPPING):
@@ -419,7 +531,7 @@ class Kernel:
 
     def _release(self) -> None:
         """Lets the next cell in, unless there is no kernel for it."""
-        self.cells.held = not self.alive
+        self.cells.held = self.state not in ALIVE
         self.cells.pump()
 
     def _dead(self, what: str) -> KernelDead:
@@ -432,9 +544,99 @@ class Kernel:
         old = self.state
         check(old, new)
         self.state = new
+        self.phase = phase_of(new, self.phase)
+        self.record.changed()
         if new not in (KernelState.BUSY, KernelState.INTERRUPTING):
             self._busy_since = None
             self._idle_since = anyio.current_time()
-        if old in ACCEPTS_CELLS and new in ACCEPTS_CELLS:
+        if old in ALIVE and new in ALIVE:
             return
         self.log.append_bounded(Payload("state", {"state": str(new), "cause": self.cause}), 200)
+
+    # what another gateway has to know
+
+    @property
+    def own_link(self) -> Link | None:
+        """The link of its box, connected or not; None without a box."""
+        return self._box.own_link
+
+    @property
+    def process(self) -> dict[str, Any] | None:
+        """What it takes to talk to the kernel process; None before there was one."""
+        client = self._client
+        if client is None:
+            return None
+        return {
+            "key": client.key,
+            "pid": client.pid if isinstance(client.pid, int) else None,
+            "names_variables": client.names_variables,
+            "interrupt_mode": self._interrupt_mode,
+        }
+
+    # taken up again
+
+    def restore(self, stored: StoredKernel) -> None:
+        """Takes up the record of an earlier gateway; nothing is reached yet."""
+        document = stored.document
+        self.phase, self.cause = document["phase"], document["cause"]
+        self.last_activity = document["last_activity"]
+        self.record.restore(stored)
+        self._reporter.usage.restore(document["usage"])
+        self.cells.restore(document, stored.unfinished, stored.origins)
+        if self.phase == "dead":
+            self.state = KernelState.DEAD
+        else:
+            self._set(KernelState.RECOVERING)
+
+    async def listen_again(self, stored: StoredKernel) -> None:
+        """Its supervisor can call from here on; raises `EngineUnavailable`."""
+        process = stored.document["process"] or {}
+        self._interrupt_mode = process.get("interrupt_mode", "signal")
+        link = await self._box.listen_again(
+            {
+                "secret": stored.document["secret"],
+                "received": stored.row.received,
+                "sent": stored.row.sent,
+                "frames_out": stored.frames,
+            }
+        )
+        self._client = client = KernelClient(link, process.get("key"))
+        client.names_variables = process.get("names_variables", False)
+        if self.phase != "launching":
+            # Else what it tells of an end is that of the process before.
+            client.process_started(process.get("pid"))
+        self.record.resume(link)
+
+    async def recover(self) -> None:
+        """Waits for its sandbox to call and goes on where the record ends; a box that is gone ends it, with the cause."""
+        assert self._tasks is not None
+        async with self._changing:
+            cause = await self._box.reach(self._tasks)
+            if cause is not None:
+                await self._lost_while_away(cause)
+            elif self.phase == "launching":
+                self._set(KernelState.RESTARTING)
+                try:
+                    await self._relaunch(await self._box.link())
+                except GatewayError as error:
+                    self._die(causes.plain("restart_failed", error.detail))
+            elif self.state is KernelState.RECOVERING and self._client is not None:
+                self._go_on(self._client)
+        log.info("kernel_recovered", kernel_id=self.id, state=str(self.state))
+
+    def _go_on(self, client: KernelClient) -> None:
+        self._set(KernelState.BUSY if self.cells.current else KernelState.IDLE)
+        self._patience = _CATCHING_UP
+        self.cells.resume(client)
+        self._cells_changed()
+        self._patience = 0.0
+        current = self.cells.current
+        if current is not None and (current.cancelled or current.ladder) and self._tasks is not None:
+            asked: tuple[Any, Any] = current.ladder or ("client", "kill_sandbox")
+            self._tasks.start_soon(ladder.climb, self, current, *asked)
+
+    async def _lost_while_away(self, cause: Cause) -> None:
+        if self.cells.current is not None:
+            text = "The sandbox ended while no gateway was there. What the cell has put out since then could not be taken."
+            self.cells.current.tell(Payload("warning", {"code": "output_may_be_missing", "message": text}))
+        await self.on_lost(cause)

@@ -34,6 +34,8 @@ async def climb(kernel: "Kernel", execution: Execution, reason: Reason, up_to: S
             await _take(kernel, execution, step)
             with anyio.move_on_after(kernel.settings.kernels.interrupt_grace):
                 await execution.done.wait()
+        execution.ladder = None
+        execution.changed()
     finally:
         execution.climbing = False
 

@@ -15,8 +15,8 @@ from gateway.sandboxes.base import Sandbox
 log = structlog.get_logger()
 
 _INTERVAL = 0.25
-_ROUNDS_WITHOUT_ENGINE = 6
-"""A supervisor that lives dials again within 0.1 s; when the engine can't be asked either, so many rounds are enough."""
+_ROUNDS_WITHOUT_ENGINE = 12
+"""A supervisor that lives dials again within a second; when the engine can't be asked either, so many rounds are enough."""
 
 
 async def judge(sandbox: Sandbox, patience: float, killed_before: bool = False) -> Cause | None:
@@ -25,14 +25,16 @@ async def judge(sandbox: Sandbox, patience: float, killed_before: bool = False) 
     `killed_before`: something in the sandbox was ended for want of memory earlier, and the sandbox lived on.
     """
     unanswered = 0
+    engine_was_away = False
     for _ in range(max(1, int(patience / _INTERVAL))):
         try:
             if end := await sandbox.exit():
-                return causes.from_sandbox(end, killed_before)
+                return causes.from_sandbox(end, killed_before, engine_was_away)
             unanswered = 0
         except EngineUnavailable as error:
             log.warning("engine_unavailable", reason=error.detail)
             unanswered += 1
+            engine_was_away = True
         if unanswered >= _ROUNDS_WITHOUT_ENGINE:
             return causes.ENGINE_GONE
         with anyio.move_on_after(_INTERVAL):

@@ -9,10 +9,13 @@ from gateway.kernels.cells import Cells
 from gateway.kernels.client import KernelClient
 from gateway.kernels.execution import Execution
 from gateway.kernels.log import EventLog
+from gateway.protocol.events import Payload
 from gateway.protocol.messages import BadMessage, decode_object
 
 _NAMING_TIME = 1.0
 """Seconds that the kernel gets to name its largest variables for a warning about memory."""
+_LARGEST = 2**53 - 1
+"""Above it a number is not the same any more once JavaScript has read it."""
 
 
 class Reporter:
@@ -27,6 +30,7 @@ class Reporter:
         used = self.usage.take(event)
         if self._cells.current is not None:
             self._cells.current.usage = used
+            self._cells.current.changed()
 
     def left_out(self, value: dict[str, Any]) -> None:
         """OVERSIZE: a message was larger than the link takes."""
@@ -36,6 +40,17 @@ class Reporter:
             parent = None
         size = value.get("size")
         self._cells.oversize(parent, max(0, size) if isinstance(size, int) else 0)
+
+    def gap(self, event: dict[str, Any]) -> None:
+        """A `gap` event: outputs were left out, as nobody took them. Told to the cell they belong to, in their place."""
+        events, size = _count(event.get("messages")), _count(event.get("bytes"))
+        if not events:
+            return
+        current = self._cells.current
+        if current is not None and current.msg_id is not None and current.msg_id == event.get("parent"):
+            current.leave_gap(events, size)
+        else:
+            self._log.append_bounded(Payload("gap", {"events": events, "bytes": size}), 100)
 
     async def warn(self, event: dict[str, Any], execution: Execution | None, client: KernelClient | None) -> None:
         largest = None
@@ -49,3 +64,8 @@ class Reporter:
             execution.tell(payload)
         else:
             self._log.append_bounded(payload, 1000)
+
+
+def _count(value: object) -> int:
+    """A number that a sandbox tells; 0 for what is none, or no possible one."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LARGEST else 0

@@ -59,6 +59,11 @@ class Usage:
         self.memory_peak = max(self.memory_peak, peak)
         return {"cpu_seconds": round(self.cpu_seconds - before, 6), "memory_peak": peak}
 
+    def restore(self, document: dict[str, Any]) -> None:
+        """What `document` has given."""
+        self.cpu_seconds = document["cpu_seconds"]
+        self.memory_used, self.memory_peak = document["memory_used"], document["memory_peak"]
+
     def document(self, output_bytes: int, executions: int) -> dict[str, Any]:
         """Seconds and bytes; `memory_used` as of the end of the last cell."""
         return {

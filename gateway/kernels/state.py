@@ -12,6 +12,8 @@ class KernelState(StrEnum):
     """Admitted; nothing exists yet."""
     STARTING = "starting"
     """Its sandbox or its process is being made; it has not answered yet."""
+    RECOVERING = "recovering"
+    """The gateway was started anew and waits for the sandbox to call; cells are taken and wait."""
     IDLE = "idle"
     BUSY = "busy"
     """A cell is in the kernel."""
@@ -25,8 +27,9 @@ class KernelState(StrEnum):
 
 S = KernelState
 ALLOWED: dict[KernelState, frozenset[KernelState]] = {
-    S.REQUESTED: frozenset({S.STARTING, S.STOPPING, S.DEAD}),
+    S.REQUESTED: frozenset({S.STARTING, S.RECOVERING, S.STOPPING, S.DEAD}),
     S.STARTING: frozenset({S.IDLE, S.STOPPING, S.DEAD}),
+    S.RECOVERING: frozenset({S.IDLE, S.BUSY, S.RESTARTING, S.STOPPING, S.DEAD}),
     S.IDLE: frozenset({S.BUSY, S.RESTARTING, S.STOPPING, S.DEAD}),
     S.BUSY: frozenset({S.IDLE, S.INTERRUPTING, S.RESTARTING, S.STOPPING, S.DEAD}),
     S.INTERRUPTING: frozenset({S.IDLE, S.BUSY, S.RESTARTING, S.STOPPING, S.DEAD}),
@@ -34,7 +37,9 @@ ALLOWED: dict[KernelState, frozenset[KernelState]] = {
     S.STOPPING: frozenset({S.DEAD}),
     S.DEAD: frozenset({S.RESTARTING, S.STOPPING}),
 }
-ACCEPTS_CELLS = frozenset({S.IDLE, S.BUSY, S.INTERRUPTING})
+ACCEPTS_CELLS = frozenset({S.RECOVERING, S.IDLE, S.BUSY, S.INTERRUPTING})
+ALIVE = ACCEPTS_CELLS - {S.RECOVERING}
+"""Its process is known to be there."""
 
 
 class IllegalTransition(RuntimeError):

@@ -127,6 +127,9 @@ def _note(run: CellRun, timing: dict[str, str], event: Event) -> None:
     elif event.type == "truncated":
         text = f"[{members.get('bytes', 0)} bytes of output left out: past the limit of {members.get('limit')}]\n"
         run.collector.add_members("stream", {"name": "stderr", "text": text})
+    elif event.type == "gap":
+        text = f"[{members.get('events')} outputs are missing here]\n"
+        run.collector.add_members("stream", {"name": "stderr", "text": text})
     elif event.type == "ended":
         timing["iopub.status.idle"] = timing["shell.execute_reply"] = event.time
         if name := END_NAMES.get(members["status"]):

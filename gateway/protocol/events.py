@@ -60,6 +60,12 @@ class Event:
             **self.members,
         }
 
+    @classmethod
+    def from_json(cls, line: bytes) -> "Event":
+        """The event that `json` has given; raises ValueError or LookupError for anything else."""
+        members = orjson.loads(line)
+        return cls(members.pop("seq"), members.pop("type"), members.pop("time"), members.pop("execution_id"), members)
+
     @cached_property
     def json(self) -> bytes:
         """The event as one line of JSON, without a newline."""

@@ -30,6 +30,22 @@ class SandboxSpec:
     work_size: int
     tmp_size: int
     shm_size: int
+    epoch: int = 0
+    """Of the gateway that makes it: later ones have higher numbers."""
+    owner: str = ""
+    expires_at: float = 0.0
+    """Seconds since the epoch at which it ends itself, as far as is known when it is made."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSandbox:
+    """A box of this gateway's identity, or what is left of one, as the engine tells it."""
+
+    kernel_id: str
+    running: bool
+    epoch: int = 0
+    owner: str = ""
+    expires_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +102,9 @@ class Sandbox(Protocol):
     async def remove(self) -> None:
         """Ends and removes it with all that belongs to it; no error when it is gone already."""
 
+    async def detach(self) -> None:
+        """Lets go of it without ending it: link and sockets of ours are closed, the box waits for the next gateway."""
+
 
 class SandboxEngine(Protocol):
     async def check(self) -> EngineReport:
@@ -95,7 +114,19 @@ class SandboxEngine(Protocol):
         """Makes and starts a box whose supervisor will speak on the link; raises `EngineUnavailable`, `ImageMissing`,
         `StartFailed`, and leaves nothing behind when it does."""
 
-    async def sweep(self) -> int:
-        """Removes what an earlier gateway of the same identity has left; the number of boxes removed."""
+    @property
+    def adopts(self) -> bool:
+        """Whether a box outlives its gateway and can be taken over by the next one."""
+
+    async def adopt(self, kernel_id: str, make_link: Callable[[], Link]) -> Sandbox:
+        """Takes over the box that an earlier gateway has made for this kernel: its supervisor will dial in. A frozen box is thawed.
+        Whether it is still there, `exit` of the sandbox tells. Raises `EngineUnavailable` when that prevents it."""
+
+    async def list(self) -> Sequence[FoundSandbox]:
+        """All boxes of this identity, and what is left of ended ones; raises `EngineUnavailable`."""
+
+    async def discard(self, kernel_id: str) -> None:
+        """Removes a box, or what is left of it, that no `Sandbox` of ours stands for; no error when there is none. Raises
+        `EngineUnavailable`."""
 
     async def aclose(self) -> None: ...

@@ -90,12 +90,16 @@ def _memory(settings: Settings, info: dict[str, Any]) -> Finding:
 
 def _live_restore(info: dict[str, Any]) -> Finding:
     if info.get("LiveRestoreEnabled"):
-        return Finding("ok", "live-restore", "Kernels survive a restart of the Docker daemon.")
+        return Finding(
+            "ok",
+            "live-restore",
+            "On: while the Docker daemon is down or restarts, kernels and their running cells go on; only new kernels can't start.",
+        )
     return Finding(
         "warning",
         "live-restore",
-        "Off: a restart of the Docker daemon ends every kernel.",
-        'Put {"live-restore": true} into the daemon\'s configuration.',
+        "Off: stopping the Docker daemon ends every kernel at once; after a crash of it they end when it comes back.",
+        'Put {"live-restore": true} into the daemon\'s configuration: kernels and their running cells then go on meanwhile.',
     )
 
 

@@ -2,14 +2,18 @@
 
 A `Link` belongs to one sandbox and outlives its connections: when the stream breaks, the supervisor dials again, says what it
 has received, and both ends send again what the other lacks. The first greeting is answered with a secret, so that a cell, which
-runs only later, can't pose as the supervisor. Frames are handed on in the read callback itself: between the socket and the log of
-an execution there is no queue and no task switch. Whatever breaks the protocol ends the connection, never the gateway.
+runs only later, can't pose as the supervisor. A recorded link outlives its gateway too: what came is acknowledged, and what is to go
+out is sent, once it is stored (`guard`, `take_news`, `stored`).
+
+Frames are handed on in the read callback itself: between the socket and the log of an execution there is no queue and no task
+switch. Whatever breaks the protocol ends the connection, never the gateway.
 """
 
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, cast
 
@@ -34,6 +38,17 @@ _ACK_DELAY = 0.05
 OnFrames = Callable[[list[Frame]], None]
 
 
+@dataclass(frozen=True, slots=True)
+class LinkNews:
+    """How far a link has come, and the frames that were made since somebody looked."""
+
+    received: int
+    sent: int
+    made: list[tuple[int, bytes]]
+    acknowledged: int
+    """Number of the last frame that the supervisor is known to have."""
+
+
 class CommandFailed(Exception):
     """The supervisor refused a command: its `code` and text, both from the sandbox and so not to be trusted."""
 
@@ -51,10 +66,28 @@ def unpack_object(payload: bytes) -> dict[str, Any]:
 
 
 class Link:
-    """One sandbox's stream. `on_frames` gets the numbered frames (MESSAGE, OVERSIZE, EVENT), each once, in order."""
+    """One sandbox's stream. `on_frames` gets the numbered frames (MESSAGE, OVERSIZE, EVENT), each once, in order.
 
-    def __init__(self, settings: LinkSettings, on_frames: OnFrames, lifetime: float, silence: float, rate: int = 0) -> None:
+    `secret`, `received`, `sent` and `frames_out` restore the link of an earlier gateway; `epoch` is this gateway's.
+    """
+
+    def __init__(
+        self,
+        settings: LinkSettings,
+        on_frames: OnFrames,
+        lifetime: float,
+        silence: float,
+        rate: int = 0,
+        *,
+        secret: str | None = None,
+        received: int = 0,
+        sent: int = 0,
+        frames_out: Sequence[tuple[int, bytes]] = (),
+        epoch: int = 0,
+    ) -> None:
         self.settings = settings
+        self.secret = secret or secrets.token_urlsafe(32)
+        """What the supervisor proves itself with."""
         self.bad_frames = 0
         self.rate = rate
         """Bytes a second that the sandbox may send; 0: as it likes."""
@@ -69,17 +102,26 @@ class Link:
         self.connected = anyio.Event()
         self._on_frames = on_frames
         self._limits = {"lifetime": lifetime, "silence": silence}
-        self._secret = ""
+        self._epoch = epoch
+        self._version = frames.VERSION
+        """That the supervisor speaks."""
+        self._known = secret is not None
+        """The supervisor has been given the secret."""
         self._transport: asyncio.WriteTransport | None = None
-        self._received = 0
-        self._sent = 0
-        self._unacknowledged: deque[tuple[int, bytes]] = deque()
+        self._on_change: Callable[[], None] | None = None
+        self._received = self._safe = received
+        """Number of the last frame that came, and of the last whose effects are stored."""
+        self._sent = self._sendable = self._given = max(sent, *(seq for seq, _ in frames_out), 0)
+        """Number of the last frame that was made, that may go out, and that went out on this stream."""
+        self._taken = self._sent
+        self._acknowledged = 0
+        self._unacknowledged: deque[tuple[int, bytes]] = deque(frames_out)
         self._ids = count(1)
         self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._streams: dict[int, Callable[[Frame], None]] = {}
         self._writable = asyncio.Event()
         self._writable.set()
-        self._closed = False
+        self._held = self._closed = False
         self._heard = True
         self._owed = 0
         self._ack_timer: asyncio.TimerHandle | None = None
@@ -88,36 +130,38 @@ class Link:
 
     @property
     def taken(self) -> bool:
-        """A supervisor is connected, or none is wanted any more."""
-        return self._transport is not None or self._closed
+        """A supervisor is connected, or none is wanted: not yet, or not any more."""
+        return self._transport is not None or self._held or self._closed
 
     def greet(self, transport: asyncio.WriteTransport, hello: dict[str, Any]) -> bool:
         """A peer has said HELLO: True when it is the supervisor and the link is free."""
-        known = bool(self._secret)
-        secret = hello.get("secret")
-        if self._closed or self._transport is not None or hello.get("version") != frames.VERSION:
+        version = _common_version(hello)
+        if self.taken or version is None:
             return False
-        if known and not (
-            isinstance(secret, str) and secrets.compare_digest(secret.encode("utf-8", "replace"), self._secret.encode())
-        ):
+        if self._known and not _same(hello.get("secret"), self.secret):
             log.warning("link_impostor")
             return False
-        self._secret = self._secret or secrets.token_urlsafe(32)
+        if _number(hello, "epoch") > self._epoch:
+            # The box belongs to a gateway that came after this one.
+            log.error("link_fenced")
+            return False
+        self._known, self._version = True, version
         self._transport = transport
         self._heard = True
         welcome = {
-            "version": frames.VERSION,
-            "secret": self._secret,
-            "received": self._received,
+            "version": version,
+            "secret": self.secret,
+            "received": self._safe,
+            "epoch": self._epoch,
+            "overflow": self.settings.overflow,
             "max_frame": self.settings.max_frame,
             "max_unacknowledged": self.settings.max_unacknowledged,
             **self._limits,
         }
         transport.write(frames.pack_json(Kind.WELCOME, welcome))
-        received = hello.get("received")
-        self._acknowledge(received if isinstance(received, int) else 0)
-        for _, frame in self._unacknowledged:
-            transport.write(frame)
+        self._acknowledge(_number(hello, "received"))
+        self._given = 0
+        self._give()
         self.lost = anyio.Event()
         self.connected.set()
         return True
@@ -144,18 +188,28 @@ class Link:
         if numbered:
             self._on_frames(numbered)
             self._owed += sum(len(frame.payload) for frame in numbered)
-            if self._owed > _ACK_BYTES:
-                self._acknowledge_now()
-            elif self._ack_timer is None:
-                self._ack_timer = asyncio.get_running_loop().call_later(_ACK_DELAY, self._acknowledge_now)
+            if self._on_change is not None:
+                self._on_change()
+            else:
+                self._mark_safe(self._received)
+
+    def _mark_safe(self, received: int) -> None:
+        """Frames up to this number need not come again. Told late and for many at once: an ACK wakes the supervisor, which shares
+        its core with the cell."""
+        if received == self._safe:
+            return
+        self._safe = received
+        if self._owed > _ACK_BYTES:
+            self._acknowledge_now()
+        elif self._ack_timer is None:
+            self._ack_timer = asyncio.get_running_loop().call_later(_ACK_DELAY, self._acknowledge_now)
 
     def _acknowledge_now(self) -> None:
-        """Tells what is safe. Late and for many at once: an ACK wakes the supervisor, which shares its core with the cell."""
         if self._ack_timer is not None:
             self._ack_timer.cancel()
             self._ack_timer = None
         self._owed = 0
-        self._write(frames.pack(Kind.ACK, seq=self._received))
+        self._write(frames.pack(Kind.ACK, seq=self._safe))
 
     def _take_unnumbered(self, frame: Frame) -> None:
         if frame.kind is Kind.ACK:
@@ -195,9 +249,50 @@ class Link:
     def send_message(self, channel: Channel, parts: list[bytes]) -> None:
         """A signed Jupyter message to the kernel; kept until the supervisor has it."""
         self._sent += 1
-        frame = frames.pack_message(channel, parts, self._sent)
-        self._unacknowledged.append((self._sent, frame))
-        self._write(frame)
+        self._unacknowledged.append((self._sent, frames.pack_message(channel, parts, self._sent)))
+        if self._on_change is not None:
+            self._on_change()
+        else:
+            self._sendable = self._sent
+            self._give()
+
+    def send_now(self, channel: Channel, parts: list[bytes]) -> None:
+        """A message that need not survive anything: it goes out at once or never (version 2; before, all are numbered)."""
+        if self._version < 2:
+            self.send_message(channel, parts)
+        else:
+            self._write(frames.pack_message(channel, parts, 0))
+
+    def _give(self) -> None:
+        for seq, frame in self._unacknowledged:
+            if self._given < seq <= self._sendable:
+                self._given = seq
+                self._write(frame)
+
+    # storing
+
+    def hold(self) -> None:
+        """Takes nobody before `guard`: frames that came earlier would be taken without being stored. A supervisor calls again."""
+        self._held = True
+
+    def guard(self, on_change: Callable[[], None]) -> None:
+        """From now on frames count as received, and are sent, when they are stored; `on_change` says that something is new."""
+        self._on_change = on_change
+        self._held = False
+
+    def take_news(self) -> "LinkNews":
+        """What is new since this was asked last."""
+        made = [(seq, frame) for seq, frame in self._unacknowledged if seq > self._taken]
+        self._taken = self._sent
+        return LinkNews(self._received, self._sent, made, self._acknowledged)
+
+    def stored(self, news: "LinkNews") -> None:
+        """It is stored: what came counts as received, what was made goes out."""
+        self._mark_safe(news.received)
+        self._sendable = news.sent
+        self._give()
+
+    # commands
 
     async def command(self, op: str, deadline: float | None = None, **arguments: Any) -> dict[str, Any]:
         """Asks the supervisor and waits at most `deadline` seconds; raises `CommandFailed`, `LinkClosed`, `SandboxTimeout`."""
@@ -253,6 +348,10 @@ class Link:
     def post_frame(self, frame: bytes) -> None:
         self._write(frame)
 
+    def extend(self, lifetime: float) -> None:
+        """What the supervisor will be told at its next greeting, in seconds from the start of the box."""
+        self._limits["lifetime"] = lifetime
+
     async def wait_lost(self) -> None:
         """Waits until a stream that was there has broken."""
         await self.connected.wait()
@@ -276,7 +375,7 @@ class Link:
             self._write(frames.pack(Kind.PING))
 
     def close(self) -> None:
-        """Ends the stream for good."""
+        """Ends the stream for good. What was made and not stored can still be asked for."""
         self._closed = True
         if self._ack_timer is not None:
             self._ack_timer.cancel()
@@ -284,7 +383,6 @@ class Link:
         if transport is not None:
             transport.close()
         self._fail_replies()
-        self._unacknowledged.clear()
         self.pause(False)
         self.lost.set()
 
@@ -298,11 +396,28 @@ class Link:
 
     def _acknowledge(self, seq: int) -> None:
         while self._unacknowledged and self._unacknowledged[0][0] <= seq:
-            self._unacknowledged.popleft()
+            self._acknowledged = self._unacknowledged.popleft()[0]
 
     def _write(self, frame: bytes) -> None:
         if self._transport is not None:
             self._transport.write(frame)
+
+
+def _common_version(hello: dict[str, Any]) -> int | None:
+    """The highest version that both ends speak; None when there is none."""
+    highest = _number(hello, "version")
+    lowest = _number(hello, "minimum") or highest
+    version = min(highest, frames.VERSION)
+    return version if version >= max(lowest, frames.MINIMUM_VERSION) else None
+
+
+def _number(hello: dict[str, Any], name: str) -> int:
+    value = hello.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _same(given: object, secret: str) -> bool:
+    return isinstance(given, str) and secrets.compare_digest(given.encode("utf-8", "replace"), secret.encode())
 
 
 class Connection(asyncio.Protocol):

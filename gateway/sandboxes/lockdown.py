@@ -5,16 +5,22 @@ line below is explained in kernel-image/README.md; tests/hostile looks at all of
 Format: https://docs.docker.com/reference/api/engine/version/v1.41/#tag/Container/operation/ContainerCreate
 """
 
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gateway.sandboxes.base import SandboxSpec
+from gateway.sandboxes.base import FoundSandbox, SandboxSpec
 
 UID = 10001
 LINK_DIRECTORY = "/run/cellgate"
 LINK_SOCKET = "link.sock"
 LABEL = "org.cellgate."
 OPEN_FILES = 1024
+
+_LAST_MOMENT = 253_402_300_799.0
+"""The last second that RFC 3339 can name."""
 
 _MASKED = (
     # The engine's own list, which ours replaces,
@@ -44,7 +50,7 @@ def container_body(
         "WorkingDir": "/work",
         "Hostname": "kernel",
         "Env": [f"CELLGATE_CPUS={spec.limits.cpus:g}"],
-        "Labels": {f"{LABEL}gateway": gateway_id, f"{LABEL}kernel": spec.kernel_id},
+        "Labels": _labels(spec, gateway_id),
         "OpenStdin": stdio,
         "StdinOnce": stdio,
         "AttachStdin": stdio,
@@ -55,6 +61,41 @@ def container_body(
         "StopTimeout": 2,
         "HostConfig": _host_config(spec, runtime, seccomp, link_directory, extra_security),
     }
+
+
+def found(kernel_id: str, running: bool, labels: Mapping[str, str]) -> FoundSandbox:
+    """What a container's labels say of it. They may be those of an older version, or anybody's: what makes no sense is left out."""
+    epoch = labels.get(f"{LABEL}epoch", "")
+    return FoundSandbox(
+        kernel_id,
+        running,
+        epoch=int(epoch) if re.fullmatch(r"[0-9]{1,18}", epoch) else 0,
+        owner=labels.get(f"{LABEL}owner", ""),
+        expires_at=_moment(labels.get(f"{LABEL}expires", "")),
+    )
+
+
+def _labels(spec: SandboxSpec, gateway_id: str) -> dict[str, str]:
+    """Whose it is: enough for any gateway of this identity to know what to do with it, and for an operator to see."""
+    expires = ""
+    if spec.expires_at > 0:
+        moment = datetime.fromtimestamp(min(spec.expires_at, _LAST_MOMENT), UTC)
+        expires = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return {
+        f"{LABEL}gateway": gateway_id,
+        f"{LABEL}kernel": spec.kernel_id,
+        f"{LABEL}epoch": str(spec.epoch),
+        f"{LABEL}owner": spec.owner,
+        f"{LABEL}expires": expires,
+    }
+
+
+def _moment(text: str) -> float:
+    """RFC 3339 in UTC -> seconds since the epoch; 0 for anything else."""
+    try:
+        return datetime.fromisoformat(text).timestamp() if text.endswith("Z") else 0.0
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 def _host_config(

@@ -3,6 +3,16 @@
 A frame is ``length:u32 kind:u8 seq:u64 payload`` in network byte order; `length` counts the payload alone. `seq` numbers the
 frames that must not be lost (MESSAGE, OVERSIZE, EVENT), from 1, each direction on its own; in an ACK it is the last number
 received; elsewhere it is 0. A peer may be hostile: `Decoder` checks every length before it keeps a byte for it.
+
+A kernel may outlive its gateway, so the two ends may be of different versions. HELLO tells the range that the supervisor speaks,
+WELCOME the highest version that both speak, which holds until the stream ends. What each version brought:
+
+1. All of the above.
+2. Survival. `minimum` in HELLO (version 1: there is none, and it speaks 1 alone). `epoch` in both: how often the gateway's store
+   was opened; a supervisor breaks the link to a gateway with a lower one than it has seen, since another has taken over (0, or
+   absent: unknown). A MESSAGE with `seq` 0 from the gateway is passed on whenever it comes and is not counted: for requests that
+   need not outlive the stream. `overflow` in WELCOME says what becomes of output past `max_unacknowledged`: ``wait`` (also when
+   absent), the kernel is held up; ``drop``, outputs are left out, and the EVENT `gap` tells how many in their place.
 """
 
 import json
@@ -11,8 +21,10 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-VERSION = 1
-"""Version of this codec and of the commands; HELLO and WELCOME agree on it."""
+VERSION = 2
+"""The newest version of this codec and of the commands; HELLO and WELCOME agree on one that both ends speak."""
+MINIMUM_VERSION = 1
+"""The oldest version that is spoken still."""
 
 HEADER = struct.Struct("!IBQ")
 _STREAM = struct.Struct("!I")
@@ -22,15 +34,17 @@ _MESSAGE = struct.Struct("!BH")
 
 class Kind(IntEnum):
     HELLO = 1
-    """supervisor → gateway, first: JSON version, secret, received, kernel."""
+    """supervisor → gateway, first: JSON version, minimum, epoch, secret, received, kernel."""
     WELCOME = 2
-    """gateway → supervisor, the answer: JSON version, secret, received, lifetime, silence, max_frame, max_unacknowledged."""
+    """gateway → supervisor, the answer: JSON version, epoch, secret, received, lifetime, silence, max_frame, max_unacknowledged,
+    overflow."""
     MESSAGE = 3
     """One ZMQ message: channel, parts."""
     OVERSIZE = 4
     """JSON: a message was larger than max_frame and is left out: channel, size, header, parent."""
     EVENT = 5
-    """JSON: something about the kernel process."""
+    """JSON: something about the kernel process or its box. `event` says what: usage, memory_high, out_of_memory_kill,
+    process_limit, gap (parent, messages, bytes), kernel_exit."""
     ACK = 6
     """`seq` and all before it are safe."""
     COMMAND = 7

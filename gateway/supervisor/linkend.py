@@ -8,6 +8,7 @@ import contextlib
 import os
 import socket
 from collections import deque
+from collections.abc import Callable
 
 from . import frames
 from .frames import Decoder, Frame, Kind
@@ -31,6 +32,12 @@ class LinkEnd:
         """Number of the last MESSAGE taken from the gateway."""
         self.max_unacknowledged = 1 << 20
         self.max_frame = 1 << 20
+        self.version = frames.MINIMUM_VERSION
+        """What is spoken with the gateway that is connected."""
+        self.epoch = 0
+        """The highest of the gateways that were welcomed: one with a lower is a gateway that another has replaced."""
+        self.overflowing = False
+        """Outputs are to be left out now: from the bound on until half of it is free, since every gap has to be told."""
         self.welcomed = False
         self.ack_due = False
         self._in = -1
@@ -41,6 +48,7 @@ class LinkEnd:
         self._offset = 0
         self._kept: deque[tuple[int, bytes]] = deque()
         self._kept_size = 0
+        self._drops = False
         self._seq = 0
 
     @property
@@ -61,41 +69,62 @@ class LinkEnd:
 
     @property
     def congested(self) -> bool:
-        """So much is unacknowledged that the kernel should wait."""
+        """So much is unacknowledged that the kernel should wait, or outputs be left out."""
         return self._kept_size > self.max_unacknowledged
+
+    @property
+    def full(self) -> bool:
+        """Nothing is taken from the kernel any more: where outputs are left out, the rest has as much room again."""
+        return self._kept_size > self.max_unacknowledged * (2 if self._drops else 1)
 
     @property
     def backlog(self) -> bool:
         """File streams should wait: messages come first."""
         return len(self._pending) > 4
 
-    def dial(self, kernel: dict[str, object] | None) -> bool:
-        """Connects and greets; False when nobody listens."""
+    def dial(self, kernel: Callable[[], dict[str, object] | None]) -> bool:
+        """Connects and greets; False when nobody listens. `kernel` makes what the greeting says of the kernel process."""
         if self.path is None:
             self._in, self._out = 0, 1
             os.set_blocking(0, False)
             os.set_blocking(1, False)
         else:
             stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            # First of all: connecting to a gateway that accepts no more (stopped, and its backlog full) would wait for ever.
+            stream.setblocking(False)
             try:
                 stream.connect(self.path)
             except OSError:
                 stream.close()
                 return False
-            stream.setblocking(False)
             self._socket = stream
             self._in = self._out = stream.fileno()
-        hello = {"version": frames.VERSION, "secret": self.secret, "received": self.received, "kernel": kernel}
+        hello = {
+            "version": frames.VERSION,
+            "minimum": frames.MINIMUM_VERSION,
+            "epoch": self.epoch,
+            "secret": self.secret,
+            "received": self.received,
+            "kernel": kernel(),
+        }
         self._pending.append(frames.pack_json(Kind.HELLO, hello))
         return True
 
     def welcome(self, message: dict[str, object]) -> None:
-        """Takes the gateway's answer: from here on numbered frames flow, those it lacks first."""
+        """Takes the gateway's answer: from here on numbered frames flow, those it lacks first. Raises `LinkLost`, and takes
+        nothing of it, when it is a version that is not spoken here or a gateway that another has replaced."""
+        names = ("max_frame", "max_unacknowledged", "received")
+        max_frame, max_unacknowledged, received = (int(str(message[name])) for name in names)
+        version, epoch = int(str(message.get("version", frames.MINIMUM_VERSION))), int(str(message.get("epoch", 0)))
+        if not frames.MINIMUM_VERSION <= version <= frames.VERSION or epoch < self.epoch:
+            raise LinkLost
         if not self.secret:
             self.secret = str(message["secret"])
-        self.max_frame = int(str(message["max_frame"]))
-        self.max_unacknowledged = int(str(message["max_unacknowledged"]))
-        self.acknowledge(int(str(message["received"])))
+        self.version, self.epoch = version, epoch
+        self.max_frame, self.max_unacknowledged = max_frame, max_unacknowledged
+        self._drops = message.get("overflow") == "drop"
+        self.overflowing = self.overflowing and self._drops
+        self.acknowledge(received)
         self.welcomed = True
         self._pending.extend(frame for _, frame in self._kept)
 
@@ -113,6 +142,11 @@ class LinkEnd:
     def acknowledge(self, seq: int) -> None:
         while self._kept and self._kept[0][0] <= seq:
             self._kept_size -= len(self._kept.popleft()[1])
+        self._weigh()
+
+    def is_safe(self, seq: int) -> bool:
+        """The gateway has acknowledged the frame of this number."""
+        return not self._kept or self._kept[0][0] > seq
 
     def next_seq(self) -> int:
         self._seq += 1
@@ -122,8 +156,15 @@ class LinkEnd:
         """Keeps the frame until it is acknowledged, and sends it when there is a gateway."""
         self._kept.append((seq, frame))
         self._kept_size += len(frame)
+        self._weigh()
         if self.welcomed:
             self._pending.append(frame)
+
+    def _weigh(self) -> None:
+        if self.congested:
+            self.overflowing = self._drops
+        elif self._kept_size <= self.max_unacknowledged // 2:
+            self.overflowing = False
 
     def send(self, frame: bytes) -> None:
         """Sends a frame that may be lost with the stream."""

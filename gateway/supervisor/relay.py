@@ -15,6 +15,7 @@ from . import cgroup, frames
 from .commands import Commands
 from .frames import Channel, Frame, Kind
 from .linkend import LinkEnd, LinkLost
+from .overflow import Overflow, envelope
 from .process import KernelProcess
 from .watch import INTERVAL, Watch
 
@@ -24,7 +25,11 @@ EXIT_LIFETIME, EXIT_SILENCE, EXIT_LINK = 3, 4, 5
 _TICK = 2.0
 """Longest sleep, in seconds; a longer gap between two rounds means that the box was frozen."""
 _FIRST_CONTACT = 60.0
-_REDIAL = 0.1
+_REDIAL, _REDIAL_LATER, _LATER = 0.1, 0.5, 10.0
+"""Seconds between two attempts to call a gateway, and those once it has been away for the last of them: it may be for days, and
+each costs CPU that is the cell's. A gateway waits for much longer after its start."""
+_HANDSHAKE = 5.0
+"""A gateway that does not answer a greeting for so long is stopped, or about to end: the next call may reach another one."""
 _ACK_DELAY = 0.05
 """What came from the gateway is acknowledged with the next frame that goes there, or after so many seconds."""
 _BURST = 256
@@ -51,8 +56,11 @@ class Relay:
         self._heard_at = self._started
         self._lifetime, self._silence = _FIRST_CONTACT * 10, _FIRST_CONTACT
         self._redial_at = 0.0
+        self._lost_at = self._started
+        self._unanswered = 0.0
+        self._overflow = Overflow()
         self._exit: dict[str, Any] | None = None
-        self._watch = Watch(self.event)
+        self._watch = self._new_watch()
         self._requests = 0
         self._sampled_at = self._started
         self._exit_since = self._exit_heard = 0.0
@@ -100,6 +108,8 @@ class Relay:
                 self._silent = 0.0
                 self._heard_at = self._last_round
                 self._on_frame(frame)
+        if self._overflow.pending and not link.overflowing:
+            self._tell_gaps()
         kernel = self.kernel
         if kernel is not None:
             for socket, channel in list(kernel.channels.sockets.items()):
@@ -115,18 +125,25 @@ class Relay:
             link.ack_due = False
         if link.connected and link.wants_to_write:
             link.flush()
+        if self._unanswered > _HANDSHAKE and not link.welcomed:
+            raise LinkLost
 
     def _relay(self, socket: "zmq.Socket[bytes]", channel: Channel) -> None:
-        """Kernel → gateway. Frames above the limit are reported, not sent."""
+        """Kernel → gateway. Frames above the limit are reported, not sent; those for which there is no room may be left out."""
         link = self.link
         for _ in range(_BURST):
-            if link.congested:
+            if link.full:
                 return
             try:
                 parts = socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
             self._exit_heard = self._last_round
+            if link.overflowing:
+                gaps = self._overflow.take(channel, parts)
+                if gaps is None:
+                    continue
+                self._tell(gaps)
             if channel is Channel.SHELL:
                 # Before the reply, so that who waits for the reply has it.
                 self.event({"event": "usage", **self._watch.usage()})
@@ -141,16 +158,16 @@ class Relay:
     def _on_frame(self, frame: Frame) -> None:
         kind, link = frame.kind, self.link
         if kind is Kind.MESSAGE:
-            if frame.seq <= link.received:
-                return
-            link.received = frame.seq
+            if frame.seq:
+                if frame.seq <= link.received:
+                    return
+                link.received, link.ack_due = frame.seq, True
             channel, parts = frames.unpack_message(frame.payload, _MAX_PARTS)
             if channel is Channel.IOPUB:
                 raise frames.FrameError("iopub goes one way")
             if self.kernel is not None and self._exit is None:
                 self.kernel.channels.send(channel, parts)
                 self._requests += channel is Channel.SHELL
-            link.ack_due = True
         elif kind is Kind.ACK:
             link.acknowledge(frame.seq)
         elif kind is Kind.PING:
@@ -158,8 +175,9 @@ class Relay:
         elif kind is Kind.WELCOME:
             welcome = frames.unpack_json(frame.payload)
             try:
-                self._lifetime, self._silence = float(welcome["lifetime"]), float(welcome["silence"])
+                lifetime, silence = float(welcome["lifetime"]), float(welcome["silence"])
                 link.welcome(welcome)
+                self._lifetime, self._silence = lifetime, silence
             except (KeyError, TypeError, ValueError):
                 raise LinkLost from None
         else:
@@ -170,7 +188,7 @@ class Relay:
         if (
             self.kernel is not None
             and self._exit is None
-            and self._requests
+            and (self._requests or self._watch.pending)
             and self._last_round - self._sampled_at >= INTERVAL
         ):
             self._sampled_at = self._last_round
@@ -182,7 +200,7 @@ class Relay:
         self.end_kernel()
         self.kernel = kernel
         self._requests = 0
-        self._watch = Watch(self.event)
+        self._watch = self._new_watch()
         kernel.channels.connect(self.context, kernel.extras.get("patient") is True)
 
     def end_kernel(self) -> None:
@@ -194,6 +212,7 @@ class Relay:
         deadline = time.monotonic() + 5
         while self._exit is None and kernel.reap() is None and time.monotonic() < deadline:
             time.sleep(0.002)
+        self._tell_gaps()
         self._drop(kernel)
 
     def _watch_exit(self, kernel: KernelProcess) -> None:
@@ -203,11 +222,13 @@ class Relay:
             self._exit_since = self._exit_heard = now
         if self._exit is None:
             return
-        if self.link.congested or not self._interest.keys() >= kernel.channels.sockets.keys():
+        if self.link.full or not self._interest.keys() >= kernel.channels.sockets.keys():
             # Nothing is read at the moment: what waits in the sockets is the last that the process had to say.
             self._exit_since = self._exit_heard = now
         if now - self._exit_heard > _EXIT_QUIET or now - self._exit_since > _EXIT_PATIENCE:
             kernel.read_output()
+            self._tell_gaps()
+            self._watch.flush()
             self.event({"event": "kernel_exit", **self._exit, "log": kernel.log})
             kernel.kill()
             self._drop(kernel)
@@ -223,9 +244,21 @@ class Relay:
         """The gateway has granted another lifetime, in seconds from the start of the box."""
         self._lifetime = lifetime
 
-    def event(self, value: dict[str, Any]) -> None:
+    def event(self, value: dict[str, Any]) -> int:
+        """Tells the gateway, now or once there is one; the number of the frame."""
         seq = self.link.next_seq()
         self.link.send_numbered(seq, frames.pack_json(Kind.EVENT, value, seq))
+        return seq
+
+    def _tell(self, values: list[dict[str, Any]]) -> None:
+        for value in values:
+            self.event(value)
+
+    def _tell_gaps(self) -> None:
+        self._tell(self._overflow.flush())
+
+    def _new_watch(self) -> Watch:
+        return Watch(self.event, self.link.is_safe)
 
     def summary(self) -> dict[str, Any] | None:
         """What HELLO says about the kernel process."""
@@ -234,23 +267,32 @@ class Relay:
     # link and clock
 
     def _dial(self) -> None:
-        if time.monotonic() < self._redial_at:
-            return
-        if not self.link.dial(self.summary()):
-            self._redial_at = time.monotonic() + _REDIAL
+        if time.monotonic() >= self._redial_at and not self.link.dial(self.summary):
+            self._redial_at = time.monotonic() + self._redial_delay
+
+    @property
+    def _redial_delay(self) -> float:
+        return _REDIAL if time.monotonic() - self._lost_at < _LATER else _REDIAL_LATER
 
     def _lose_link(self) -> None:
         self.commands.abort_transfers()
+        if self.link.welcomed:
+            self._lost_at = time.monotonic()
+        self._unanswered = 0.0
         self._forget(self.link.in_fd)
         self._forget(self.link.out_fd)
         self.link.close()
-        self._redial_at = time.monotonic() + _REDIAL
+        self._redial_at = time.monotonic() + self._redial_delay
         if self.link.path is None:
             self.exit_code = EXIT_LINK
 
     def _clock(self) -> None:
         now = time.monotonic()
-        self._silent += min(now - self._last_round, _TICK)
+        awake = min(now - self._last_round, _TICK)
+        self._silent += awake
+        # Without a secret it must not hang up: the gateway may have given one already, which it asks for from then on.
+        waits = self.link.connected and not self.link.welcomed and self.link.path is not None and self.link.secret
+        self._unanswered = self._unanswered + awake if waits else 0.0
         self._last_round = now
         if now - self._started > self._lifetime:
             self.exit_code = EXIT_LIFETIME
@@ -261,8 +303,8 @@ class Relay:
         if self._exit is not None:
             return _EXIT_QUIET
         if not self.link.connected:
-            return _REDIAL
-        longest = INTERVAL if self._requests else _TICK
+            return self._redial_delay
+        longest = INTERVAL if self._requests or self._watch.pending else _TICK
         if self.link.ack_due:
             longest = _ACK_DELAY
         patience = self.commands.patience
@@ -279,7 +321,7 @@ class Relay:
                 wanted[link.out_fd] = wanted.get(link.out_fd, 0) | zmq.POLLOUT
         if kernel is not None:
             wanted[kernel.output] = zmq.POLLIN
-            if not link.congested:
+            if not link.full:
                 wanted.update(dict.fromkeys(kernel.channels.sockets, zmq.POLLIN))
         for thing in self._interest.keys() - wanted.keys():
             self._forget(thing)
@@ -295,8 +337,7 @@ class Relay:
 
 def _oversize(channel: Channel, parts: list[bytes], size: int, seq: int) -> bytes:
     """What can be told about a message that is too large: which cell it belongs to, and its size."""
-    start = parts.index(b"<IDS|MSG>") if b"<IDS|MSG>" in parts else len(parts)
-    header, parent, *_ = [*parts[start + 2 : start + 4], b"", b""]
+    header, parent = envelope(parts)
     value = {"channel": int(channel), "size": size, "header": _short(header), "parent": _short(parent)}
     return frames.pack_json(Kind.OVERSIZE, value, seq)
 

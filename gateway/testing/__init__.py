@@ -7,6 +7,9 @@ that does in each cell what a table or a function says.
     engine = FakeEngine(KernelScript(cells={"1 + 1": [result("2")], "stuck": [Sleep(math.inf)]}))
     app = create_app(settings, engine)
 
+Boxes are on a `FakeHost`, which outlives its engines: a second engine with the same `host` and `gateway_id` finds and adopts what
+the first has left, whether that let go of it (`detach`) or was killed (`FakeSandbox.abandon`).
+
 Cells that the table does not know end well and put nothing out. All of it lives in the event loop that `create` is called in;
 none of its methods may be called from another thread. Archives of whole directories (`pack`, `unpack`) are not played.
 """

@@ -1,7 +1,8 @@
 """A supervisor that lives in the gateway's own event loop: the real frames over a real socket, the rest from a script.
 
-It keeps the promises that the real one keeps: dials again when the stream breaks, sends again what was not acknowledged, drops
-what came twice, ends itself when its lifetime or the time of silence is over. Everything is a callback of the loop, so there is no
+It keeps the promises that the real one keeps: dials again when the stream breaks or its greeting is not answered, sends again what
+was not acknowledged, drops what came twice, refuses a gateway that another has replaced, ends itself when its lifetime or the time
+of silence is over. It leaves no output out, whatever `overflow` says. Everything is a callback of the loop, so there is no
 task to be lost.
 """
 
@@ -19,6 +20,7 @@ from gateway.testing.kernel import Die, KernelScript, ScriptedKernel
 
 EXIT_LIFETIME, EXIT_SILENCE = 3, 4
 _REDIAL = 0.01
+_HANDSHAKE = 5.0
 _FIRST_CONTACT = 60.0
 _MAX_FRAME = 64 * 1024 * 1024
 
@@ -34,6 +36,12 @@ class ScriptedSupervisor:
         self.env: dict[str, str] = {}
         self.greetings = 0
         """How often a gateway has welcomed it."""
+        self.refusals = 0
+        """How often it has refused a gateway's welcome."""
+        self.version = frames.VERSION
+        """The highest that it speaks; 1 makes it a supervisor of the first release."""
+        self.epoch = 0
+        """The highest of the gateways that have welcomed it."""
         self._script, self._address, self._on_exit = script, address, on_exit
         self._loop = asyncio.get_running_loop()
         self._socket: socket.socket | None = None
@@ -115,11 +123,22 @@ class ScriptedSupervisor:
             return
         self._socket = stream
         self._decoder = Decoder(_MAX_FRAME)
-        hello = {"version": frames.VERSION, "secret": self._secret, "received": self._received, "kernel": None}
-        self._out += frames.pack_json(Kind.HELLO, hello)
+        self._out += frames.pack_json(Kind.HELLO, self._greeting())
+        if self._secret:
+            # As the real one: before it has one, it must not hang up on a gateway that may have given it away already.
+            self._at("handshake", _HANDSHAKE, self._give_up_waiting)
         if not self._frozen:
             self._loop.add_reader(stream, self._on_readable)
         self._flush()
+
+    def _greeting(self) -> dict[str, Any]:
+        kernel = None if self.kernel is None else {"pid": self._pid}
+        hello = {"version": self.version, "secret": self._secret, "received": self._received, "kernel": kernel}
+        return hello if self.version == 1 else {**hello, "minimum": frames.MINIMUM_VERSION, "epoch": self.epoch}
+
+    def _give_up_waiting(self) -> None:
+        if self._socket is not None and not self._welcomed and not self._frozen:
+            self.drop()
 
     def _hang_up(self) -> None:
         stream, self._socket = self._socket, None
@@ -133,9 +152,10 @@ class ScriptedSupervisor:
         self._writes.clear()
 
     def _on_readable(self) -> None:
-        assert self._socket is not None
+        stream = self._socket
+        assert stream is not None
         try:
-            data = self._socket.recv(256 * 1024)
+            data = stream.recv(256 * 1024)
         except BlockingIOError:
             return
         except OSError:
@@ -143,8 +163,12 @@ class ScriptedSupervisor:
         if not data:
             self.drop()
             return
-        for frame in self._decoder.feed(data):
-            self._take(frame)
+        try:
+            for frame in self._decoder.feed(data):
+                if self._socket is stream:
+                    self._take(frame)
+        except frames.FrameError:
+            self.drop()
 
     def _flush(self) -> None:
         stream = self._socket
@@ -185,11 +209,7 @@ class ScriptedSupervisor:
         if frame.kind is Kind.WELCOME:
             self._welcome(frames.unpack_json(frame.payload))
         elif frame.kind is Kind.MESSAGE:
-            if frame.seq > self._received:
-                self._received = frame.seq
-                if self.kernel is not None:
-                    self.kernel.take(*frames.unpack_message(frame.payload, 1 << 12))
-            self._send(frames.pack(Kind.ACK, seq=frame.seq))
+            self._pass_on(frame)
         elif frame.kind is Kind.ACK:
             self._acknowledge(frame.seq)
         elif frame.kind is Kind.PING:
@@ -199,8 +219,23 @@ class ScriptedSupervisor:
         else:
             self._stream(frame)
 
+    def _pass_on(self, frame: Frame) -> None:
+        """A message to the kernel: each number once, and those without one always (which the first release did not know)."""
+        wanted = frame.seq > self._received or (frame.seq == 0 and self.version > 1)
+        self._received = max(self._received, frame.seq)
+        if wanted and self.kernel is not None:
+            self.kernel.take(*frames.unpack_message(frame.payload, 1 << 12))
+        if frame.seq:
+            self._send(frames.pack(Kind.ACK, seq=self._received))
+
     def _welcome(self, welcome: dict[str, Any]) -> None:
-        self._secret = welcome["secret"]
+        version, epoch = welcome.get("version", frames.MINIMUM_VERSION), welcome.get("epoch", 0)
+        if not frames.MINIMUM_VERSION <= version <= self.version or epoch < self.epoch:
+            self.refusals += 1
+            self.drop()
+            return
+        self.epoch = epoch
+        self._secret = self._secret or welcome["secret"]
         self._silence = float(welcome["silence"])
         self._acknowledge(welcome["received"])
         self._welcomed = True

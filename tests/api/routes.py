@@ -19,7 +19,7 @@ class Route(NamedTuple):
     def url(self) -> str:
         """A URL that matches the route and names nothing that exists."""
         filled = self.path.replace("{path:path}", "file").replace("{path}", "file")
-        return filled.replace("{kernel_id}", NOBODY).replace("{execution_id}", NOBODY)
+        return filled.replace("{kernel_id}", NOBODY).replace("{execution_id}", NOBODY).replace("{seq}", "1")
 
 
 def walk(routes: list[Any]) -> Iterator[Route]:

@@ -396,6 +396,7 @@ def test_codes_are_stable_and_belong_to_one_status() -> None:
         "spec_not_found": 404,
         "kernel_not_found": 404,
         "execution_not_found": 404,
+        "data_not_found": 404,
         "file_not_found": 404,
         "invalid_path": 422,
         "not_a_file": 409,
@@ -412,5 +413,7 @@ def test_codes_are_stable_and_belong_to_one_status() -> None:
         "engine_unavailable": 503,
         "image_missing": 503,
         "shutting_down": 503,
+        "store_unavailable": 503,
+        "idempotency_conflict": 409,
     }
     assert {code: codes.get(code) for code in expected} == expected

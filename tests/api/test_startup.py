@@ -15,6 +15,7 @@ import structlog.testing
 from gateway.app import create_app, guarded, serving
 from gateway.errors import ConfigurationError, EngineUnavailable, GatewayError
 from gateway.settings import load
+from gateway.testing import FakeEngine
 from tests.support import problem, running
 
 
@@ -124,22 +125,11 @@ def test_two_gateways_may_run_side_by_side() -> None:
         assert kernel.value("1") == "1"
 
 
-class _Broken:
+class _Broken(FakeEngine):
     """An engine with a fault that nobody has thought of."""
-
-    async def check(self) -> Any:
-        from gateway.sandboxes.base import EngineReport
-
-        return EngineReport("broken", "", "", "", "", ())
 
     async def create(self, *_: Any, **__: Any) -> Any:
         raise RuntimeError("secret words at /secret/place.py")
-
-    async def sweep(self) -> int:
-        return 0
-
-    async def aclose(self) -> None:
-        return None
 
 
 def test_a_fault_of_our_own_is_told_without_its_words(state: Path) -> None:

@@ -15,7 +15,7 @@ import docker
 import docker.errors
 
 from gateway.sandboxes.base import Sandbox, SandboxEngine
-from gateway.sandboxes.docker import DockerEngine
+from gateway.sandboxes.docker import DockerEngine, DockerSandbox
 from gateway.sandboxes.lockdown import LABEL
 from gateway.settings import load
 from gateway.testing import FakeEngine, FakeHost, FakeSandbox
@@ -33,6 +33,9 @@ class Yard(Protocol):
         """Kernel ids of the boxes that are there."""
 
     async def remove_from_outside(self, sandbox: Sandbox) -> None: ...
+    def abandon(self, sandbox: Sandbox) -> None:
+        """What becomes of our end of its link when the gateway is killed."""
+
     def leftovers(self) -> list[str]:
         """What lies about on this host: link directories."""
 
@@ -58,6 +61,10 @@ class FakeYard:
         assert isinstance(sandbox, FakeSandbox)
         sandbox.vanish()
 
+    def abandon(self, sandbox: Sandbox) -> None:
+        assert isinstance(sandbox, FakeSandbox)
+        sandbox.abandon()
+
     def leftovers(self) -> list[str]:
         return []
 
@@ -80,7 +87,7 @@ class DockerYard:
     async def boxes(self, gateway_id: str) -> set[str]:
         def ask() -> set[str]:
             found = self._api.containers(all=True, filters={"label": f"{LABEL}gateway={gateway_id}"})
-            return {container["Labels"][f"{LABEL}kernel"] for container in found}
+            return {container["Labels"].get(f"{LABEL}kernel", "") for container in found}
 
         return await anyio.to_thread.run_sync(ask)
 
@@ -90,6 +97,29 @@ class DockerYard:
                 self._api.remove_container(sandbox.name, force=True)
 
         await anyio.to_thread.run_sync(remove)
+
+    def abandon(self, sandbox: Sandbox) -> None:
+        assert isinstance(sandbox, DockerSandbox)
+        assert sandbox._server is not None
+        assert sandbox.link._transport is not None
+        sandbox._server.close()
+        sandbox.link._transport.abort()
+
+    async def make_strange(self, gateway_id: str, name: str, labels: dict[str, str]) -> None:
+        """A container that no gateway of this version would make."""
+
+        def make() -> None:
+            marks = {f"{LABEL}gateway": gateway_id, **{f"{LABEL}{key}": value for key, value in labels.items()}}
+            self._api.create_container("cellgate-kernel:latest", name=name, labels=marks, network_disabled=True)
+
+        await anyio.to_thread.run_sync(make)
+
+    async def labels(self, sandbox: Any) -> dict[str, str]:
+        def ask() -> dict[str, str]:
+            found: dict[str, str] = self._api.inspect_container(sandbox.name)["Config"]["Labels"]
+            return found
+
+        return await anyio.to_thread.run_sync(ask)
 
     def leftovers(self) -> list[str]:
         return sorted(str(path.relative_to(self._directory)) for path in self._directory.glob("*/links/*"))

@@ -14,17 +14,18 @@ import pytest
 from gateway.errors import EngineUnavailable, FileMissing, GatewayError, ImageMissing, InvalidPath, LinkClosed, SandboxTimeout
 from gateway.kernels.client import KernelClient
 from gateway.sandboxes import transfer
-from gateway.sandboxes.base import Limits, Sandbox, SandboxEngine, SandboxExit, SandboxSpec
+from gateway.sandboxes.base import FoundSandbox, Limits, Sandbox, SandboxEngine, SandboxExit, SandboxSpec
 from gateway.sandboxes.link import Link
 from gateway.settings import MIB, LinkSettings
 from gateway.supervisor import frames
 from gateway.supervisor.frames import Channel, Frame, Kind
-from tests.contract.engines import YARDS, Yard, new_id, yard
+from tests.contract.engines import YARDS, DockerYard, Yard, new_id, yard
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
 PATIENCE = 60.0
 IMAGE = "cellgate-kernel:latest"
+OUR_LABELS = {f"org.cellgate.{name}" for name in ("gateway", "kernel", "epoch", "owner", "expires")}
 
 
 @pytest.fixture
@@ -46,12 +47,22 @@ class Bench:
         self.engine: SandboxEngine = place.engine(gateway_id)
         self.made: list[Box] = []
 
-    async def create(self, lifetime: float = 600.0, silence: float = 60.0, image: str = IMAGE) -> "Box":
+    async def create(self, lifetime: float = 600.0, silence: float = 60.0, image: str = IMAGE, **labels: Any) -> "Box":
         box = Box(lifetime, silence)
-        spec = SandboxSpec(box.kernel_id, image, Limits(512 * MIB, 1.0, 64), 32 * MIB, 32 * MIB, 16 * MIB)
+        spec = SandboxSpec(box.kernel_id, image, Limits(512 * MIB, 1.0, 64), 32 * MIB, 32 * MIB, 16 * MIB, **labels)
         box.sandbox = await self.engine.create(spec, box.make_link)
         self.made.append(box)
         return box
+
+    async def adopt(self, earlier: "Box") -> "Box":
+        """As a gateway does that knows from its store what the earlier one knew."""
+        box = Box(*earlier.terms, earlier)
+        box.sandbox = await self.engine.adopt(box.kernel_id, box.make_link)
+        self.made.append(box)
+        return box
+
+    async def found(self) -> dict[str, FoundSandbox]:
+        return {sandbox.kernel_id: sandbox for sandbox in await self.engine.list()}
 
     async def connected(self, **terms: Any) -> "Box":
         box = await self.create(**terms)
@@ -66,16 +77,44 @@ class Box:
     """A sandbox as the kernels room would hold it: its link, and what has come over it."""
 
     sandbox: Sandbox
+    link: Link
+    kernel_id: str
 
-    def __init__(self, lifetime: float, silence: float) -> None:
-        self.kernel_id = new_id()
+    def __init__(self, lifetime: float, silence: float, earlier: "Box | None" = None) -> None:
+        self.kernel_id = earlier.kernel_id if earlier else new_id()
+        self.epoch: int = earlier.epoch + 1 if earlier else 1
         self.frames: list[Frame] = []
         self.client: KernelClient | None = None
-        self._terms = lifetime, silence
+        self.safe: int | None = None
+        """Number of the last frame whose effects count as stored; None: that of the last one that came."""
+        self.terms = lifetime, silence
+        self._earlier = earlier
 
     def make_link(self) -> Link:
-        self.link = Link(LinkSettings(command_timeout=20.0), self._take, *self._terms)
+        settings, earlier = LinkSettings(command_timeout=20.0), self._earlier
+        known: dict[str, Any] = {}
+        if earlier is not None:
+            news = earlier.link.take_news()
+            received = news.received if earlier.safe is None else earlier.safe
+            known = {"secret": earlier.link.secret, "received": received, "sent": news.sent}
+        self.link = Link(settings, self._take, *self.terms, epoch=self.epoch, **known)
+        if earlier is not None and earlier.client is not None:
+            self.client = KernelClient(self.link, earlier.client.key)
+            self.client.process_started(earlier.client.pid)
         return self.link
+
+    def store_nothing(self) -> None:
+        """From now on no frame is acknowledged."""
+        self.safe = self.link.take_news().received
+        self.link.guard(lambda: None)
+
+    async def answers(self) -> bool:
+        """Whether the kernel process does."""
+        assert self.client is not None
+        before = len(replies(self))
+        self.client.send(Channel.SHELL, "kernel_info_request", {})
+        await until(lambda: len(replies(self)) > before)
+        return True
 
     def _take(self, batch: list[Frame]) -> None:
         self.frames += batch
@@ -137,9 +176,11 @@ async def gateway(place: Yard) -> AsyncIterator[Bench]:
             for box in bench.made:
                 await box.sandbox.remove()
             left = await bench.boxes()
-            await bench.engine.sweep()
+            for found in await bench.engine.list():
+                await bench.engine.discard(found.kernel_id)
+            after = await bench.boxes()
             await bench.engine.aclose()
-    assert left == set()
+    assert (left, after) == (set(), set())
     assert tasks_of_its_own() <= before
 
 
@@ -409,7 +450,8 @@ async def test_an_engine_that_does_not_answer(place: Yard) -> None:
     spec = SandboxSpec(new_id(), IMAGE, Limits(512 * MIB, 1.0, 64), MIB, MIB, MIB)
     calls: list[Callable[[], Any]] = [
         engine.check,
-        engine.sweep,
+        engine.list,
+        lambda: engine.discard(spec.kernel_id),
         lambda: engine.create(spec, Box(1.0, 1.0).make_link),
     ]
     for call in calls:
@@ -421,30 +463,244 @@ async def test_an_engine_that_does_not_answer(place: Yard) -> None:
     assert place.leftovers() == []
 
 
-# sweeping
+# gateways that follow each other
 
 
-async def test_a_sweep_removes_what_an_earlier_gateway_of_the_same_identity_has_left(place: Yard) -> None:
-    async with gateway(place) as other:
-        neighbour = await other.connected()
-        gateway_id = new_id()
-        earlier = Bench(place, gateway_id)
-        await earlier.engine.check()
-        left = [await earlier.connected() for _ in range(2)]
-        await left[0].link.command("end")
-        await left[0].ended()
-        await earlier.engine.aclose()
+@contextlib.asynccontextmanager
+async def successor(bench: Bench) -> AsyncIterator[Bench]:
+    """Another engine of the same identity, as a new gateway process has it."""
+    if not bench.engine.adopts:
+        pytest.skip("its boxes end with their gateway")
+    later = Bench(bench.place, bench.id)
+    await later.engine.check()
+    try:
+        yield later
+    finally:
+        with anyio.CancelScope(shield=True):
+            for box in later.made:
+                await box.sandbox.remove()
+            await later.engine.aclose()
 
-        later = Bench(place, gateway_id)
-        await later.engine.check()
-        assert await later.boxes() == {box.kernel_id for box in left}
-        assert await later.engine.sweep() == 2
+
+async def test_whether_boxes_can_be_adopted(bench: Bench) -> None:
+    assert bench.engine.adopts is bench.place.redials
+    if not bench.engine.adopts:
+        with pytest.raises(RuntimeError):
+            await bench.engine.adopt(new_id(), Box(1.0, 1.0).make_link)
+
+
+@pytest.mark.parametrize("way", ["detached", "abandoned"])
+async def test_a_box_goes_on_under_the_next_gateway(bench: Bench, way: str) -> None:
+    box = await bench.connected()
+    await box.start_kernel()
+    await transfer.write(box.link, "write", "kept", pieces(b"state"))
+    async with successor(bench) as later:
+        if way == "detached":
+            await box.sandbox.detach()
+        else:
+            bench.place.abandon(box.sandbox)
+        assert (await later.found())[box.kernel_id].running
+        taken = await later.adopt(box)
+        await taken.wait_connected()
+        assert await taken.answers()
+        assert await collect(transfer.read(taken.link, "read", "kept")) == b"state"
+        assert taken.exits == []
+        assert await taken.sandbox.exit() is None
+        numbers = [frame.seq for frame in box.frames + taken.frames]
+        assert numbers == list(range(1, len(numbers) + 1))
+        await taken.link.command("end")
+        assert (await taken.ended()).code == 0
+        await taken.sandbox.remove()
+        assert (await taken.ended()).removed
         assert await later.boxes() == set()
-        assert await later.engine.sweep() == 0
+
+
+async def test_a_box_is_handed_on_again_and_again(bench: Bench) -> None:
+    box = await bench.connected()
+    await box.start_kernel()
+    async with successor(bench) as later:
+        for _ in range(3):
+            await box.sandbox.detach()
+            box = await later.adopt(box)
+            await box.wait_connected()
+            assert await box.answers()
+
+
+async def test_what_was_not_stored_comes_again_exactly_once(bench: Bench) -> None:
+    """Neither what the gateway before had read, nor what came while there was none."""
+    box = await bench.connected()
+    await box.start_kernel()
+    box.store_nothing()
+    assert box.safe is not None
+    stored = [frame for frame in box.frames if frame.seq <= box.safe]
+    async with successor(bench) as later:
+        await box.link.command("kill")
+        await until(lambda: box.exits)
+        bench.place.abandon(box.sandbox)
+        taken = await later.adopt(box)
+        await taken.wait_connected()
+        await until(lambda: taken.exits)
+        numbers = [frame.seq for frame in stored + taken.frames]
+        assert numbers == list(range(1, len(numbers) + 1))
+        assert len(taken.exits) == 1
+        assert [frame for frame in box.frames if frame.seq > box.safe] == taken.frames[: len(box.frames) - len(stored)]
+
+
+async def test_messages_that_were_under_way_arrive_exactly_once(bench: Bench) -> None:
+    box = await bench.connected()
+    await box.start_kernel()
+    assert box.client is not None
+    async with successor(bench) as later:
+        before = len(replies(box))
+        asked = [box.client.send(Channel.SHELL, "kernel_info_request", {}) for _ in range(20)]
+        # Of the answers some come to this gateway and some to the next, but every one to one of them.
+        await until(lambda: len(replies(box)) > before)
+        bench.place.abandon(box.sandbox)
+        taken = await later.adopt(box)
+        await taken.wait_connected()
+        await until(lambda: len(replies(box)) - before + len(replies(taken)) >= len(asked))
+        assert await taken.answers()
+        assert len(replies(box)) - before + len(replies(taken)) == len(asked) + 1
+        numbers = [frame.seq for frame in box.frames + taken.frames]
+        assert numbers == list(range(1, len(numbers) + 1))
+
+
+async def test_a_frozen_box_is_adopted_and_thawed(bench: Bench) -> None:
+    box = await bench.connected()
+    await box.start_kernel()
+    await box.sandbox.freeze()
+    async with successor(bench) as later:
+        bench.place.abandon(box.sandbox)
+        assert (await later.found())[box.kernel_id].running
+        taken = await later.adopt(box)
+        await taken.wait_connected()
+        assert await taken.answers()
+
+
+async def test_a_box_that_ended_meanwhile_is_adopted_and_tells_how(bench: Bench) -> None:
+    ended, removed = await bench.connected(), await bench.connected()
+    async with successor(bench) as later:
+        with contextlib.suppress(LinkClosed):
+            await ended.link.command("end")
+        await ended.ended()
+        await bench.place.remove_from_outside(removed.sandbox)
+        for box in (ended, removed):
+            await box.sandbox.detach()
+        assert not (await later.found())[ended.kernel_id].running
+        taken = [await later.adopt(box) for box in (ended, removed)]
+        assert await taken[0].sandbox.exit() == SandboxExit(0, oom_killed=False)
+        assert await taken[1].sandbox.exit() == SandboxExit(None, oom_killed=False, removed=True)
+
+
+async def test_an_adoption_that_is_broken_off_can_be_done_again(bench: Bench) -> None:
+    box = await bench.connected()
+    await box.start_kernel()
+    async with successor(bench) as later:
+        await box.sandbox.detach()
+        for number in range(5):
+            with anyio.move_on_after(0.004 * number):
+                taken = await later.adopt(box)
+                await taken.sandbox.detach()
+        taken = await later.adopt(box)
+        await taken.wait_connected()
+        assert await taken.sandbox.exit() is None
+
+
+# what is there
+
+
+async def test_the_list_tells_what_is_there_and_nothing_of_others(bench: Bench) -> None:
+    expires = 1_900_000_000.5
+    running = await bench.connected(epoch=7, owner='wren \n"é', expires_at=expires)
+    frozen = await bench.connected()
+    ended = await bench.connected()
+    assert (await bench.found()).keys() == {running.kernel_id, frozen.kernel_id, ended.kernel_id}
+    await frozen.sandbox.freeze()
+    with contextlib.suppress(LinkClosed):
+        await ended.link.command("end")
+    await ended.ended()
+    async with gateway(bench.place) as other:
+        await other.connected()
+        found = await bench.found()
+        assert found[running.kernel_id] == FoundSandbox(running.kernel_id, True, 7, 'wren \n"é', expires)
+        assert found[frozen.kernel_id] == FoundSandbox(frozen.kernel_id, True)
+        assert found[ended.kernel_id] == FoundSandbox(ended.kernel_id, False)
+        assert len(found) == 3
+        assert len(await other.engine.list()) == 1
+
+
+async def test_what_nobody_stands_for_is_discarded(bench: Bench) -> None:
+    boxes = [await bench.connected() for _ in range(4)]
+    running, frozen, ended, kept = boxes
+    await frozen.sandbox.freeze()
+    with contextlib.suppress(LinkClosed):
+        await ended.link.command("end")
+    await ended.ended()
+    for box in (running, frozen, ended):
+        await box.sandbox.detach()
+        await bench.engine.discard(box.kernel_id)
+        await bench.engine.discard(box.kernel_id)
+        assert (await box.ended()).removed
+    assert await bench.boxes() == set(await bench.found()) == {kept.kernel_id}
+    assert (await kept.link.command("list", path=""))["entries"] == []
+
+
+async def test_what_is_not_ours_is_not_discarded(bench: Bench) -> None:
+    async with gateway(bench.place) as other:
+        neighbour = await other.connected()
+        await bench.engine.discard(neighbour.kernel_id)
+        await bench.engine.discard(new_id())
+        for name in ("", "..", "../../etc", "/etc", ".", "a/b", "x" * 300, "\0", "-", "é"):
+            await bench.engine.discard(name)
         assert await neighbour.sandbox.exit() is None
         assert (await neighbour.link.command("list", path=""))["entries"] == []
-        # The earlier gateway's own objects, which a killed one would not have had to put away.
-        for box in left:
-            await box.sandbox.remove()
-        await earlier.engine.aclose()
-        await later.engine.aclose()
+
+
+async def test_a_directory_without_a_container_is_found_and_discarded(bench: Bench) -> None:
+    box = await bench.connected()
+    await box.sandbox.detach()
+    await bench.place.remove_from_outside(box.sandbox)
+    left = len(bench.place.leftovers())
+    assert [(found.kernel_id, found.running) for found in await bench.engine.list()] == [(box.kernel_id, False)] * left
+    await bench.engine.discard(box.kernel_id)
+    assert bench.place.leftovers() == []
+    assert await bench.engine.list() == []
+
+
+async def test_strange_containers_with_our_label_are_found_and_discarded(bench: Bench) -> None:
+    """Of an older version, or made by somebody who wants to see what we do with it."""
+    place = bench.place
+    if not isinstance(place, DockerYard):
+        pytest.skip("only Docker has labels")
+    old, odd = new_id(), new_id()
+    await place.make_strange(bench.id, f"cellgate-{old}", {"kernel": old})
+    await place.make_strange(
+        bench.id, f"cellgate-{odd}", {"kernel": odd, "epoch": "-1e9", "owner": "", "expires": "9999999-12-31T25:00:00Z"}
+    )
+    for label in ({}, {"kernel": ""}, {"kernel": "../../../etc"}, {"kernel": old}, {"kernel": "x" * 64}):
+        await place.make_strange(bench.id, f"strange-{new_id()}", label)
+    found = await bench.found()
+    assert len(found) == 7
+    assert found[old] == FoundSandbox(old, running=False)
+    assert found[odd] == FoundSandbox(odd, running=False)
+    async with gateway(place) as other:
+        for kernel_id in found:
+            await other.engine.discard(kernel_id)
+    assert (await bench.found()).keys() == found.keys()
+    for kernel_id in found:
+        await bench.engine.discard(kernel_id)
+    assert await bench.found() == {}
+
+
+async def test_labels_say_whose_it_is(bench: Bench) -> None:
+    if not isinstance(bench.place, DockerYard):
+        pytest.skip("only Docker has labels")
+    box = await bench.create(epoch=3, owner="robin", expires_at=1_900_000_000.25)
+    labels = await bench.place.labels(box.sandbox)
+    assert {name: value for name, value in labels.items() if name in OUR_LABELS} == {
+        "org.cellgate.gateway": bench.id,
+        "org.cellgate.kernel": box.kernel_id,
+        "org.cellgate.epoch": "3",
+        "org.cellgate.owner": "robin",
+        "org.cellgate.expires": "2030-03-17T17:46:40.250Z",
+    }

@@ -108,3 +108,41 @@ def test_many_tasks_share_one_asynchronous_client(gateway: Gateway) -> None:
         return found
 
     assert anyio.run(all_at_once) == {number: f"{number**2}\n" for number in range(40)}
+
+
+def test_a_cell_is_submitted_and_read_later_from_anywhere(own: Kernel) -> None:
+    execution_id = own.submit("import time\nfor i in range(3): print(i, flush=True); time.sleep(0.1)\n'end'")
+    result = own.wait(execution_id)
+    assert (result.status, result.text, result.gap) == ("ok", "0\n1\n2\n'end'\n", None)
+    events = list(own.events(execution_id))
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    assert (events[-1].type, events[-1].seq) == ("ended", result.last_seq)
+    assert list(own.events(execution_id, after=2)) == events[2:]
+    newest, *_ = own.executions(limit=2)
+    assert (newest["execution_id"], newest["status"]) == (execution_id, "ok")
+    assert own.executions(before=newest["number"])[0]["execution_id"] != execution_id
+    with pytest.raises(ApiError, match="execution_not_found"):
+        next(iter(own.events("nowhere")))
+
+
+def test_the_same_key_is_the_same_execution(own: Kernel) -> None:
+    own.execute("times = 0")
+    first = own.execute("times += 1; times", idempotency_key="once")
+    assert own.execute("times += 1; times", idempotency_key="once") == first
+    events = list(own.stream("times += 1; times", idempotency_key="once"))
+    assert (events[0].seq, events[-1].type) == (1, "ended")
+    assert own.execute("times").text == "1\n"
+    with pytest.raises(ApiError, match="idempotency_conflict"):
+        own.execute("other", idempotency_key="once")
+
+
+def test_the_same_key_is_the_same_kernel(client: Client) -> None:
+    with client.kernels.create(label="one", idempotency_key="kernel") as kernel:
+        assert client.kernels.create(label="one", idempotency_key="kernel").id == kernel.id
+
+
+def test_a_value_of_an_event_is_read_as_bytes(own: Kernel) -> None:
+    code = "from PIL import Image; from IPython.display import display; display(Image.new('RGB', (3, 2)))"
+    shown = next(event for event in own.stream(code) if event.type == "display")
+    assert shown.execution_id is not None
+    assert own.data(shown.execution_id, shown.seq, "image/png")[:8] == b"\x89PNG\r\n\x1a\n"

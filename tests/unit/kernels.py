@@ -10,10 +10,13 @@ import anyio
 from gateway.kernels.execution import CellRequest, Execution
 from gateway.kernels.kernel import Kernel
 from gateway.kernels.manager import KernelManager
+from gateway.kernels.state import KernelState
 from gateway.kernels.wishes import CreateRequest
 from gateway.settings import Settings, load
+from gateway.store.base import Store
 from gateway.testing import FakeEngine, FakeSandbox, ScriptedKernel
-from tests.unit.waiting import PATIENCE
+from tests.unit.stores import LastingStore
+from tests.unit.waiting import PATIENCE, until
 
 QUICK: dict[str, Any] = {
     "state_dir": "/nowhere",
@@ -28,11 +31,13 @@ def quick(**kernels: Any) -> Settings:
 
 
 @contextlib.asynccontextmanager
-async def managed(engine: FakeEngine, settings: Settings | None = None) -> AsyncIterator[KernelManager]:
+async def managed(
+    engine: FakeEngine, settings: Settings | None = None, store: Store | None = None
+) -> AsyncIterator[KernelManager]:
     """A manager that runs while the block does; afterwards there is no box and no task that was not there before."""
     before = asyncio.all_tasks()
     async with anyio.create_task_group() as tasks:
-        manager = KernelManager(settings or quick(), engine)
+        manager = KernelManager(settings or quick(), engine, store=store)
         await tasks.start(manager.run)
         try:
             yield manager
@@ -41,15 +46,60 @@ async def managed(engine: FakeEngine, settings: Settings | None = None) -> Async
                 await manager.stop_all()
             tasks.cancel_scope.cancel()
     engine.available = True
-    await engine.sweep()
+    for kernel_id in [*engine.boxes]:
+        await engine.discard(kernel_id)
     assert engine.boxes == {}
     assert asyncio.all_tasks() <= before
 
 
 @contextlib.asynccontextmanager
+async def doomed(engine: FakeEngine, store: LastingStore, settings: Settings | None = None) -> AsyncIterator[KernelManager]:
+    """A manager whose gateway is killed at the end of the block: the boxes run on, and the store is as of its last commit."""
+    async with anyio.create_task_group() as tasks:
+        manager = KernelManager(settings or quick(), engine, store=store)
+        await tasks.start(manager.run)
+        yield manager
+        kill(engine, store)
+        tasks.cancel_scope.cancel()
+    for kernel in manager.list():
+        # Timers of the loop die with the process, too.
+        kernel._closed.set()
+
+
+def kill(engine: FakeEngine, store: LastingStore) -> None:
+    """The gateway's process is dead: what is still running of it reaches neither a box nor the store."""
+    store.dead = True
+    engine.available = False
+    for box in engine.boxes.values():
+        box.abandon()
+
+
+def successor(engine: FakeEngine) -> FakeEngine:
+    """The engine as the next gateway has it."""
+    found = FakeEngine(engine.script, host=engine.host)
+    for box in engine.boxes.values():
+        # One that nobody takes over is removed by the next gateway's word, too.
+        box._engine = found
+    return found
+
+
+async def back(manager: KernelManager, kernel_id: str) -> Kernel:
+    """A kernel of the gateway before, once it is known how it stands."""
+    kernel = manager.get(kernel_id)
+    waiting = (KernelState.RECOVERING, KernelState.RESTARTING)
+    await until(lambda: kernel.state not in waiting, "the kernel")
+    return kernel
+
+
+@contextlib.asynccontextmanager
 async def started(engine: FakeEngine, settings: Settings | None = None, **request: Any) -> AsyncIterator[Kernel]:
     async with managed(engine, settings) as manager:
-        yield await manager.create(CreateRequest(**request))
+        yield await created(manager, CreateRequest(**request))
+
+
+async def created(manager: KernelManager, request: CreateRequest) -> Kernel:
+    """A kernel that no key was given for."""
+    return (await manager.create(request))[0]
 
 
 def box_of(engine: FakeEngine, kernel: Kernel) -> FakeSandbox:

@@ -56,9 +56,11 @@ class Peer:
         assert found.kind is kind, found
         return found
 
-    async def greet(self, secret: object = "", received: object = 0, version: object = frames.VERSION) -> dict[str, Any]:
+    async def greet(
+        self, secret: object = "", received: object = 0, version: object = frames.VERSION, **more: object
+    ) -> dict[str, Any]:
         """HELLO, and the WELCOME that answers it."""
-        hello = {"version": version, "secret": secret, "received": received, "kernel": None}
+        hello = {"version": version, "secret": secret, "received": received, "kernel": None, **more}
         await self.send(frames.pack_json(Kind.HELLO, hello))
         return frames.unpack_json((await self.expect(Kind.WELCOME)).payload)
 
@@ -97,10 +99,13 @@ class Listener:
 
 @contextlib.asynccontextmanager
 async def listening(
-    on_frames: Callable[[list[Frame]], None] = lambda _batch: None, rate: int = 0, **settings: Any
+    on_frames: Callable[[list[Frame]], None] = lambda _batch: None,
+    rate: int = 0,
+    restored: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Listener]:
-    """A fresh link behind a listening socket; closed with it at the end."""
-    link = Link(LinkSettings(**settings), on_frames, lifetime=600.0, silence=60.0, rate=rate)
+    """A link behind a listening socket, a fresh one or one that is `restored`; closed with it at the end."""
+    link = Link(LinkSettings(**settings), on_frames, lifetime=600.0, silence=60.0, rate=rate, **(restored or {}))
     listener = Listener(link, f"\0cellgate-test-{uuid4().hex}")
 
     def connect() -> Connection:

@@ -1,7 +1,9 @@
 """The queue of one kernel and the routing of what comes back, with a client that goes nowhere and remembers what was sent."""
 
+from collections.abc import Callable
 from typing import Any
 
+import orjson
 import pytest
 
 from gateway.errors import ExecutionNotFound, NotWaitingForInput, QueueFull
@@ -9,17 +11,21 @@ from gateway.kernels import cells as cells_module
 from gateway.kernels.cells import Cells
 from gateway.kernels.client import KernelClient
 from gateway.kernels.execution import CellRequest, Execution
+from gateway.kernels.journal import Journal
+from gateway.kernels.log import EventLog
+from gateway.kernels.reporter import Reporter
 from gateway.protocol.events import Payload
 from gateway.protocol.messages import RawMessage
 from gateway.settings import KernelSettings
 from gateway.supervisor.frames import Channel
 from tests.unit.recorders import RecordingLink, raw
+from tests.unit.stores import LastingStore
 
 
 class Bench:
     """Cells with a recording client; what they have told their owner."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, journal: Journal | None = None, **settings: Any) -> None:
         self.changes: list[Execution | None] = []
         self.background: list[tuple[Payload, str, int]] = []
         self.link = RecordingLink()
@@ -29,6 +35,7 @@ class Bench:
             KernelSettings(**settings),
             lambda: self.changes.append(self.cells.current),
             lambda payload, execution_id, size: self.background.append((payload, execution_id, size)),
+            journal,
         )
         self.cells.attach(self.client)
 
@@ -580,12 +587,103 @@ def test_what_was_withdrawn_while_a_cell_runs_is_forgotten_too(bench: Bench, mon
     assert bench.cells.get(running.id) is running
 
 
-def test_forgotten_cells_get_no_late_output(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_output_of_a_forgotten_cell_still_names_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell that memory has let go of can still have threads that print."""
     monkeypatch.setattr(cells_module, "_KEPT_EXECUTIONS", 1)
     first = bench.submit("1")
     bench.finish(first)
     bench.finish(bench.submit("2"))
+    assert bench.cells.find(first.id) is None
     bench.cells.take([bench.output(first, "late")])
-    assert bench.background == []
+    ((payload, execution_id, _),) = bench.background
+    assert (payload.members["text"], execution_id) == ("late", first.id)
+    assert bench.cells.dropped == 0
+
+
+def test_of_too_many_cells_the_oldest_are_not_known_any_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known of where output comes from is bounded too."""
+    monkeypatch.setattr(cells_module, "_KNOWN_ORIGINS", 2)
+    executions = []
+    for number in range(3):
+        executions.append(bench.submit(str(number)))
+        bench.finish(executions[-1])
+    bench.cells.take([bench.output(execution, "late") for execution in executions])
+    assert [execution_id for _, execution_id, _ in bench.background] == [execution.id for execution in executions[1:]]
     assert bench.cells.dropped == 1
-    assert len(bench.cells._by_msg_id) == 1
+
+
+# idempotency keys
+
+
+def test_a_key_finds_its_execution_as_long_as_it_is_in_memory(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cells_module, "_KEPT_EXECUTIONS", 2)
+    first = bench.cells.submit(CellRequest("1", 60.0), None, "a", "f")
+    assert bench.cells.of_key("a") is first
+    assert bench.cells.of_key("b") is None
+    assert bench.cells.complete
+    bench.finish(first)
+    for number in range(2):
+        bench.finish(bench.submit(str(number)))
+    assert bench.cells.of_key("a") is None
+    assert not bench.cells.complete
+
+
+def test_executions_are_numbered_from_one(bench: Bench) -> None:
+    executions = [bench.submit(str(number)) for number in range(3)]
+    assert [execution.number for execution in executions] == [1, 2, 3]
+    assert bench.cells.asked_count == 3
+
+
+# recorded
+
+
+class Ledger(Journal):
+    """What has announced that it changed."""
+
+    def __init__(self) -> None:
+        super().__init__(LastingStore())
+        self.announced: set[Any] = set()
+
+    def changed(self, thing: Any) -> None:
+        self.announced.add(thing)
+
+
+def recorded(execution: Execution) -> Any:
+    """All that the store is to hold of it, as it is now."""
+    budget = execution.budget.state()
+    return execution.record(), orjson.loads(orjson.dumps(execution._inner_state())), budget, execution.log._last
+
+
+def test_whatever_changes_of_its_record_is_announced() -> None:
+    """What has come over the link counts as stored with the next round: what is not announced would be lost then."""
+    ledger = Ledger()
+    bench = Bench(ledger, max_output=4000)
+    execution = bench.submit(allow_stdin=True)
+    reporter = Reporter(bench.cells, EventLog(None))
+    say = bench.say
+    happenings: list[Callable[[], object]] = [
+        lambda: bench.cells.take([say(execution, "iopub", "execute_input", {"code": "1", "execution_count": None})]),
+        lambda: bench.cells.take([say(execution, "iopub", "execute_input", {"code": "1", "execution_count": 4})]),
+        lambda: bench.cells.take([bench.output(execution, "text")]),
+        lambda: bench.cells.take([bench.output(execution, "x" * 3000)]),
+        lambda: bench.cells.take([bench.output(execution, "y" * 3000)]),
+        lambda: bench.cells.take([ask(bench, execution, "q")]),
+        lambda: bench.cells.answer(execution, "a"),
+        lambda: bench.cells.take([ask(bench, execution, "q" * 5000)]),
+        lambda: bench.cells.take([say(execution, "iopub", "stream", b"[]")]),
+        lambda: bench.cells.oversize(execution.msg_id, 77),
+        lambda: reporter.used({"event": "usage", "cpu_seconds": 1.5, "memory_peak": 7}),
+        lambda: reporter.gap({"event": "gap", "parent": execution.msg_id, "messages": 2, "bytes": 9}),
+        lambda: bench.cells.take([bench.reply(execution)]),
+        lambda: bench.cells.take([bench.idle(execution)]),
+    ]
+    seen = 0
+    for happening in happenings:
+        before = recorded(execution)
+        ledger.announced.clear()
+        happening()
+        changed = recorded(execution) != before
+        seen += changed
+        assert execution in ledger.announced or not changed, happenings.index(happening)
+    assert execution.status == "ok"
+    assert seen >= len(happenings) - 1

@@ -12,16 +12,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import orjson
 import pytest
 from rich.console import Console
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from gateway.api.auth import LoadedToken
-from gateway.cli import connect, kernels, machine, main, serve
+from gateway.cli import connect, machine, main, serve
+from gateway.cli.tables import age
+from gateway.client import ApiError, ConnectionLost, GatewayUnreachable
 from gateway.notebook import document
 from gateway.settings import MIB, KernelSpecSettings, LimitSettings, load
-from tests.unit.scripted import CUT, OK, TOKEN, UNTIL_INTERRUPT, ScriptedGateway, ended, printed, raised
+from tests.unit.scripted import CUT, OK, TOKEN, UNTIL_INTERRUPT, ScriptedGateway, ended, printed, problem, raised
 from tests.unit.test_notebook import notebook, outputs
 
 
@@ -296,6 +302,146 @@ def test_one_signal_does_not_cut_the_clean_up_short_and_a_second_does() -> None:
     assert cleaned == ["after 1"]
 
 
+# executions
+
+
+class RestartedGateway(ScriptedGateway):
+    """One that knows its executions: a stream that was cut goes on, after it was away for a while."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.away = 0
+        """Requests to be refused as if by a gateway that is going."""
+        self.followed: list[str] = []
+        execution = "/v1/kernels/{id}/executions"
+        self.app.router.routes[:0] = [
+            Route(execution, self._executions),
+            Route(execution + "/{eid}/events", self._events_after),
+        ]
+
+    async def _execute(self, request: Request) -> Response:
+        if request.headers.get("idempotency-key") and orjson.loads(await request.body()).get("detach"):
+            self.executed.append(await request.json())
+            return JSONResponse({"execution_id": f"e{len(self.executed)}", "status": "queued"}, 202)
+        return await super()._execute(request)
+
+    async def _executions(self, request: Request) -> Response:
+        found = [
+            {
+                "execution_id": f"e{number}",
+                "number": number,
+                "status": "died",
+                "cause": {"code": "signal"},
+                "code": body["code"],
+            }
+            for number, body in reversed(list(enumerate(self.executed, 1)))
+        ]
+        return JSONResponse({"executions": found[: int(request.query_params["limit"])], "next": None})
+
+    async def _events_after(self, request: Request) -> Response:
+        if self.away:
+            self.away -= 1
+            return problem(503, "shutting_down", "The gateway is stopping.")
+        after, number = int(request.query_params["after"]), int(request.path_params["eid"][1:])
+        self.followed.append(str(request.url.query))
+        whole = [step for step in self.cells[self.executed[number - 1]["code"]] if step != CUT]
+        rest = [
+            {"seq": seq, "type": kind, "time": "", "execution_id": f"e{number}"} | members
+            for seq, (kind, members) in enumerate(whole, 3)
+            if seq > after
+        ]
+        return Response(b"".join(orjson.dumps(event) + b"\n" for event in rest), media_type="application/x-ndjson")
+
+
+@pytest.fixture
+def restarted(monkeypatch: pytest.MonkeyPatch) -> Iterator[RestartedGateway]:
+    gateway = RestartedGateway()
+    monkeypatch.setattr("gateway.client.repeating.pause", lambda seconds: None)
+    with gateway.serving() as url:
+        monkeypatch.setenv("CELLGATE_URL", url)
+        monkeypatch.setenv("CELLGATE_TOKEN", TOKEN)
+        yield gateway
+
+
+BACK = "Connection to the gateway lost, following again…\nThe gateway is back.\n"
+
+
+def test_exec_outlasts_a_restart_of_the_gateway(restarted: RestartedGateway, cellgate: Command) -> None:
+    restarted.cells["long()"] = [printed("one\n"), CUT, printed("two\n"), *OK]
+    restarted.away = 2
+    assert cellgate("exec", "long()") == Ran(0, "one\ntwo\n", BACK)
+    assert restarted.followed == ["after=3"]
+    assert restarted.kernels == {}
+
+
+def test_run_outlasts_a_restart_of_the_gateway(restarted: RestartedGateway, cellgate: Command) -> None:
+    save("long.ipynb", "long()")
+    restarted.cells["long()"] = [printed("one\n"), CUT, printed("two\n"), *OK]
+    ran = cellgate("run", "long.ipynb")
+    assert (ran.code, ran.err) == (0, "")
+    assert f"one\n{BACK}two\n" in ran.out
+    assert outputs(document.read(Path("long.executed.ipynb")), 1)[0]["text"] == "one\ntwo\n"
+
+
+def test_exec_detaches_and_keeps_what_it_made(restarted: RestartedGateway, cellgate: Command) -> None:
+    Path("in.csv").write_text("in")
+    ran = cellgate("exec", "--detach", "long()", "--upload", "in.csv", "--timeout", "5")
+    assert ran == Ran(0, "e1\n", "Follow it: cellgate follow k1 e1\n")
+    assert list(restarted.kernels) == ["k1"]
+    assert restarted.files == {"in.csv": b"in"}
+    assert restarted.executed == [{"code": "long()", "timeout": 5.0, "detach": True}]
+    found = json.loads(cellgate("exec", "--detach", "--json", "x", "--kernel", "k1").out)
+    assert found == {"kernel_id": "k1", "execution_id": "e2"}
+    assert cellgate("exec", "--detach", "x", "--upload", "missing").code == 2
+    assert list(restarted.kernels) == ["k1"]
+    assert cellgate("exec", "--detach", "x", "--download", "out.csv").code == 2
+
+
+def test_an_execution_is_followed_from_anywhere(restarted: RestartedGateway, cellgate: Command) -> None:
+    asks = ("input_request", {"prompt": "name? "})
+    restarted.cells["long()"] = [printed("one\n"), asks, printed("two\n"), *ended("died", code="signal", message="Killed.")]
+    cellgate("exec", "--detach", "long()")
+    followed = cellgate("follow", "k1", "e1")
+    assert followed == Ran(1, "one\ntwo\n", "[asks for input: name? ]\nKilled.\n")
+    assert cellgate("follow", "k1", "e1", "--after", "4") == Ran(1, "two\n", "Killed.\n")
+    assert restarted.answers == []
+
+
+def test_executions_are_listed(restarted: RestartedGateway, cellgate: Command) -> None:
+    assert cellgate("executions", "k1").out == "Nothing was executed.\n"
+    for code in ("\n  first()\nmore", "\x1b[2Jsecond()"):
+        cellgate("exec", "--detach", code)
+    table = [line.split() for line in cellgate("executions", "k1").out.splitlines()]
+    assert [line[:2] for line in table] == [["number", "id"], ["2", "e2"], ["1", "e1"]]
+    assert [line[-1] for line in table] == ["code", "second()", "first()"]
+    assert table[1][2:4] == ["died", "(signal)"]
+    listed = json.loads(cellgate("executions", "k1", "--json", "--limit", "1").out)
+    assert [summary["execution_id"] for summary in listed] == ["e2"]
+
+
+def test_an_interrupt_waits_for_a_gateway_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connect, "AGAIN", 0)
+    sent: list[str] = []
+    answers: list[Any] = [GatewayUnreachable("u", "refused"), refusal("shutting_down"), "e1"]
+
+    class Away:
+        def interrupt(self) -> str:
+            sent.append("interrupt")
+            if isinstance(answer := answers.pop(0), Exception):
+                raise answer
+            return str(answer)
+
+    connect.Interrupts(cast(Any, Away()))._send()
+    assert len(sent) == 3
+    answers[:] = [ConnectionLost("u", "reset")]  # it may have arrived: a second one would be another interrupt
+    connect.Interrupts(cast(Any, Away()))._send()
+    assert len(sent) == 4
+
+
+def refusal(code: str) -> ApiError:
+    return ApiError(code=code, status=503, title="", detail="", retryable=True, members={})
+
+
 # kernels
 
 
@@ -321,7 +467,7 @@ def test_the_kept_token_is_used_for_this_machine_alone(
     assert cellgate("kernels", "list", "--url", url).code == 0
     sent: list[str | None] = []
 
-    def remember(url: str, token: str) -> Any:
+    def remember(url: str, token: str, **more: Any) -> Any:
         sent.append(token)
         raise OSError("not here")
 
@@ -343,11 +489,11 @@ def test_a_gateway_that_is_not_there_is_told(cellgate: Command) -> None:
     ("ago", "text"), [(0, "0 s ago"), (59, "59 s ago"), (61, "1 min ago"), (7300, "2 h ago"), (200_000, "2 d ago")]
 )
 def test_ages_are_told_in_one_unit(ago: int, text: str) -> None:
-    assert kernels._age((datetime.now(UTC) - timedelta(seconds=ago)).isoformat()) == text
+    assert age((datetime.now(UTC) - timedelta(seconds=ago)).isoformat()) == text
 
 
 def test_an_age_that_is_no_time_is_left_out() -> None:
-    assert kernels._age(None) == ""
+    assert age(None) == ""
 
 
 # serve
@@ -374,13 +520,29 @@ def test_the_curl_line_reads_the_token_where_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--port", "99999"], ["--config", "missing.toml"], ["--log-level", "loud"], ["--max-kernels", "0"]]
+    "arguments",
+    [
+        ["--port", "99999"],
+        ["--config", "missing.toml"],
+        ["--log-level", "loud"],
+        ["--max-kernels", "0"],
+        ["--on-shutdown", "x"],
+    ],
 )
 def test_a_wrong_configuration_is_told_in_a_line(cellgate: Command, arguments: list[str]) -> None:
     ran = cellgate("serve", *arguments)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith("error: The configuration")
     assert "[configuration_error]" in ran.err
+
+
+def test_serve_says_how_to_end_and_how_to_wait(monkeypatch: pytest.MonkeyPatch, cellgate: Command) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr("gateway.app.serve", lambda settings, on_ready: started.append(settings))
+    assert cellgate("serve", "--on-shutdown", "stop", "--standby").code == 0
+    assert cellgate("serve").code == 0
+    assert [found.server.on_shutdown for found in started] == ["stop", "detach"]
+    assert [found.store.lock_wait for found in started] == [serve.STANDBY_WAIT, 0]
 
 
 # doctor, openapi, version
@@ -438,7 +600,7 @@ def test_the_openapi_document_has_the_routes_of_the_contract(cellgate: Command) 
 
 def test_version_and_help(cellgate: Command) -> None:
     assert cellgate("--version").out.split()[0] == "cellgate"
-    for command in ("serve", "run", "exec", "kernels", "doctor", "openapi"):
+    for command in ("serve", "run", "exec", "follow", "executions", "kernels", "doctor", "openapi"):
         assert command in cellgate("--help").out
 
 

@@ -190,7 +190,7 @@ def test_what_the_gateway_says_is_told() -> None:
     )
     assert shown(*notes).splitlines() == [
         "[1,500,000 bytes of output left out: past the limit of 1000]",
-        "[2 events are missing here]",
+        "[2 outputs are missing here]",
         "[w: m]",
         "[interrupt again: timeout]",
     ]

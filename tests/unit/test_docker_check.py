@@ -98,6 +98,14 @@ def test_live_restore_is_only_advice(enabled: bool | None) -> None:
     found = finding(report(LiveRestoreEnabled=enabled), "live-restore")
     assert (found.level, bool(found.remedy)) == ("warning", True)
     assert report(LiveRestoreEnabled=enabled).problems == []
+    assert "ends every kernel at once" in found.text
+    assert "when it comes back" in found.text
+
+
+def test_what_live_restore_is_good_for() -> None:
+    found = finding(report(LiveRestoreEnabled=True), "live-restore")
+    assert found.level == "ok"
+    assert "running cells go on" in found.text
 
 
 def test_a_daemon_that_says_nothing() -> None:

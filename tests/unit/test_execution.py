@@ -2,12 +2,17 @@
 
 from typing import Any
 
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.kernels.execution import CellRequest, Execution, OutputBudget
+from gateway.kernels.budget import OutputBudget
+from gateway.kernels.execution import CellRequest, Execution
+from gateway.kernels.journal import Journal
+from gateway.kernels.records import from_chunk
 from gateway.protocol.events import EndStatus, Event, Payload
+from tests.unit.stores import LastingStore
 
 Output = tuple[Payload, int]
 
@@ -219,3 +224,192 @@ def test_the_books_are_balanced(outputs: list[tuple[int, str]], max_bytes: int, 
     assert told + missing["bytes"] == sum(size for size, _ in outputs)
     assert types(execution)[-1] == "ended"
     assert types(execution).count("ended") == 1
+
+
+# recorded, and taken up again
+
+
+def journalled(store: LastingStore, max_bytes: int = 1000, max_events: int = 100) -> tuple[Execution, Journal]:
+    journal = Journal(store)
+    budget = OutputBudget(max_bytes, max_events)
+    execution = Execution(
+        "k", CellRequest("code" * 100, 60.0), budget, number=7, key="key", fingerprint="print", journal=journal
+    )
+    execution.tell(Payload("queued", {"position": 0}))
+    return execution, journal
+
+
+async def commit(execution: Execution, store: LastingStore) -> None:
+    """One round of the journal."""
+    changes, tell = execution.take_changes()
+    await store.commit(changes)
+    tell()
+
+
+async def restored(store: LastingStore, max_bytes: int = 1000, max_events: int = 100) -> Execution:
+    (row,) = await store.unfinished("k")
+    budget = OutputBudget(max_bytes, max_events)
+    chunks = await store.events(row.id, 0, 1 << 30)
+    large = await store.large_values(row.id, 0, 1 << 30)
+    events = [event for chunk in chunks for event in from_chunk(chunk, large)]
+    return Execution.restored(row, budget, events, await store.held(row.id), Journal(store))
+
+
+def test_what_is_not_stored_is_told_to_nobody() -> None:
+    async def play() -> None:
+        store = LastingStore()
+        execution, _ = journalled(store)
+        execution.sent("m")
+        execution.produce([text(5)])
+        assert types(execution) == []
+        found = execution.result()
+        assert (found["status"], found["outputs"], found["last_seq"]) == ("running", [], 0)
+        await commit(execution, store)
+        assert types(execution) == ["queued", "started", "stream"]
+        execution.finish("ok", None, "idle", "kept")
+        assert execution.ended
+        assert not execution.done.is_set()
+        # Of its end nothing is told before that is stored.
+        assert execution.result()["status"] == "running"
+        assert execution.record()["ended_at"] is None
+        await commit(execution, store)
+        assert execution.done.is_set()
+        assert execution.result()["status"] == "ok"
+        assert await store.unfinished("k") == []
+
+    anyio.run(play)
+
+
+def test_its_row_says_what_the_next_gateway_has_to_know() -> None:
+    async def play() -> None:
+        store = LastingStore()
+        execution, _ = journalled(store)
+        await commit(execution, store)
+        (row,) = await store.unfinished("k")
+        assert (row.id, row.kernel_id, row.number) == (execution.id, "k", 7)
+        assert (row.key, row.fingerprint, row.msg_id) == ("key", "print", None)
+        execution.sent("m")
+        execution.climbing = True
+        execution.timed_out = execution.interrupted = execution.cancelled = True
+        execution.last_step, execution.usage = "interrupt", {"cpu_seconds": 1.5}
+        execution.input_request = {"msg_id": "q"}
+        execution.replied({"status": "error", "execution_count": 3, "ename": "E" * 2000, "evalue": "v", "traceback": ["x"]})
+        execution.leave_gap(3, 400)
+        execution.leave_gap(1, 50)
+        await commit(execution, store)
+        after = await restored(store)
+        for name in (
+            *("id", "kernel_id", "number", "key", "fingerprint", "request", "msg_id", "created_at", "timed_out", "interrupted"),
+            *("cancelled", "last_step", "usage", "input_request", "reply", "gap", "execution_count"),
+        ):
+            assert getattr(after, name) == getattr(execution, name), name
+        assert (after.gap, after.climbing, after.running) == ({"events": 4, "bytes": 450}, False, True)
+        assert types(after) == types(execution)
+        # Time went on meanwhile.
+        assert execution.elapsed - 0.1 < after.elapsed
+        assert after.log.last_seq == after.log.last_taken == execution.log.last_seq
+        assert after.take_changes()[0] != []
+        assert (await restored(store)).result() == execution.result()
+
+    anyio.run(play)
+
+
+steps = st.one_of(
+    st.tuples(st.just("text"), st.integers(0, 300)),
+    st.tuples(st.just("shown"), st.integers(0, 300)),
+    st.tuples(st.just("large"), st.just(80_000)),
+    st.tuples(st.just("question"), st.integers(0, 300)),
+    st.tuples(st.just("left out"), st.integers(1, 300)),
+    st.tuples(st.just("gap"), st.integers(1, 300)),
+    st.tuples(st.just("start"), st.integers(1, 9)),
+    st.tuples(st.just("warning"), st.integers(0, 3)),
+    st.tuples(st.sampled_from(["reply", "idle", "timed out", "interrupted", "usage"]), st.integers(0, 9)),
+)
+moments = st.sampled_from(["store", "store", "die", "die before it is told"]).map(lambda name: (name, 0))
+
+
+def feed(execution: Execution, step: str, value: int, number: int) -> None:
+    if step == "text":
+        execution.produce([text(value, char=chr(ord("a") + number % 26))])
+    elif step == "shown":
+        execution.produce([shown(number, value)])
+    elif step == "large":
+        execution.produce([(Payload("display", {"data": {"a": "x" * value, "n": number}, "metadata": {}, "display_id": None}), 10)])
+    elif step == "question":
+        if execution.budget.admit_question(value):
+            execution.input_request = {"msg_id": f"q{number}"}
+            execution.tell(Payload("input_request", {"prompt": str(number), "password": False}))
+    elif step == "left out":
+        execution.budget.leave_out(value)
+    elif step == "gap":
+        execution.leave_gap(1, value)
+    elif step == "start":
+        execution.announce_start(value)
+    elif step == "warning":
+        execution.tell(Payload("warning", {"code": "c", "message": str(number)}))
+    elif step == "reply":
+        execution.replied({"status": "ok", "execution_count": value})
+    elif step == "usage":
+        execution.usage = {"cpu_seconds": value}
+    else:
+        setattr(execution, {"idle": "idle_seen"}.get(step, step.replace(" ", "_")), True)
+
+
+def whole(execution: Execution) -> dict[str, Any]:
+    """All that a reader can see, without what is a matter of time or of how reads were cut."""
+    found = {name: value for name, value in execution.result().items() if name not in ("duration", "last_seq", "execution_id")}
+    found["usage"] = {name: value for name, value in found["usage"].items() if name != "wall_seconds"}
+    found["inner"] = {
+        name: getattr(execution, name) for name in ("reply", "idle_seen", "timed_out", "interrupted", "usage", "input_request")
+    }
+    found["questions"] = [event.members for event in execution.log.since(0) if event.type == "input_request"]
+    found["warned"] = types(execution).count("warning"), types(execution).count("started"), types(execution).count("gap")
+    return found
+
+
+@given(st.lists(st.one_of(steps, moments), max_size=50), st.integers(100, 3000), st.integers(4, 30))
+def test_an_execution_that_was_taken_up_again_is_the_same(
+    script: list[tuple[str, int]], max_bytes: int, max_events: int
+) -> None:
+    """Its gateway dies at any moment, once or more, before or after its word came back that all is stored. What was not stored
+    comes again, as the supervisor sends it again."""
+
+    async def play() -> None:
+        store = LastingStore()
+        uninterrupted = made(max_bytes, max_events)
+        uninterrupted.tell(Payload("queued", {"position": 0}))
+        uninterrupted.sent("m")
+        execution, _ = journalled(store, max_bytes, max_events)
+        execution.sent("m")
+        await commit(execution, store)
+        since: list[tuple[str, int, int]] = []
+        told: list[Event] = []
+        for number, (step, value) in enumerate(script):
+            if step == "store":
+                await commit(execution, store)
+                since = []
+            elif step.startswith("die"):
+                told = execution.log.since(0)
+                if step != "die":
+                    await store.commit(execution.take_changes()[0])
+                    since = []
+                execution = await restored(store, max_bytes, max_events)
+                # Who has read can go on with its cursor.
+                assert execution.log.since(0)[: len(told)] == told
+                for again in since:
+                    feed(execution, *again)
+            else:
+                since.append((step, value, number))
+                feed(execution, step, value, number)
+                feed(uninterrupted, step, value, number)
+        for one in (execution, uninterrupted):
+            one.finish("ok", None, "idle", "kept")
+        await commit(execution, store)
+        assert whole(execution) == whole(uninterrupted)
+        assert types(execution)[-1] == "ended"
+        assert [event.seq for event in execution.log.since(0)] == [*range(1, execution.log.last_seq + 1)]
+        # The store has the same, and nothing waits there any more.
+        assert await store.held(execution.id) == []
+        assert await store.last_event(execution.id) == execution.log.last_seq
+
+    anyio.run(play)

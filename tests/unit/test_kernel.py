@@ -42,7 +42,22 @@ from gateway.testing import (
     printed,
     result,
 )
-from tests.unit.kernels import QUICK, box_of, cell, ended, managed, process_of, quick, run, started, states, steps, text, types
+from tests.unit.kernels import (
+    QUICK,
+    box_of,
+    cell,
+    created,
+    ended,
+    managed,
+    process_of,
+    quick,
+    run,
+    started,
+    states,
+    steps,
+    text,
+    types,
+)
 from tests.unit.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.anyio
@@ -124,13 +139,13 @@ async def fails_to_start(engine: FakeEngine, expected: type[GatewayError], start
     """A start that must fail so, leave nothing, and stand in the way of no other."""
     async with managed(engine, quick(specs={"python3": {"start_timeout": start_timeout}})) as manager:
         with pytest.raises(expected) as failure, anyio.fail_after(PATIENCE):
-            await manager.create(CreateRequest())
+            await created(manager, CreateRequest())
         assert manager.list() == []
         engine.available = True
         assert engine.boxes == {}
         engine.dials, engine.before_create, engine.images = True, None, ("cellgate-kernel:latest",)
         engine.script = KernelScript(cells=CELLS)
-        assert (await run(await manager.create(CreateRequest()), "hello")).status == "ok"
+        assert (await run(await created(manager, CreateRequest()), "hello")).status == "ok"
     return failure.value
 
 
@@ -151,7 +166,7 @@ async def test_the_engine_fails_in_a_way_nobody_has_thought_of(engine: FakeEngin
     engine.before_create = explode
     async with managed(engine) as manager:
         with pytest.raises(ZeroDivisionError):
-            await manager.create(CreateRequest())
+            await created(manager, CreateRequest())
         assert manager.list() == []
 
 
@@ -209,7 +224,7 @@ async def test_the_box_ends_while_the_process_starts(engine: FakeEngine) -> None
     settings = quick(specs={"python3": {"start_timeout": 60.0}})
     async with managed(engine, settings) as manager:
         with pytest.raises(StartFailed, match="no gateway had spoken"), anyio.fail_after(5):
-            await manager.create(CreateRequest())
+            await created(manager, CreateRequest())
         assert engine.boxes == {}
 
 
@@ -233,7 +248,7 @@ async def test_a_process_that_answers_and_dies_in_one_breath_is_not_idle(engine:
     async with managed(engine) as manager:
         engine.script.dies_after_info = Die(signal="SIGSEGV")
         try:
-            kernel = await manager.create(CreateRequest())
+            kernel = await created(manager, CreateRequest())
         except StartFailed:
             return
         await until(lambda: kernel.state is KernelState.DEAD)
@@ -707,7 +722,7 @@ async def test_files_are_reached_over_the_link_while_there_is_one(engine: FakeEn
 
 async def test_a_lifetime_ends_a_kernel_unless_it_is_extended(engine: FakeEngine) -> None:
     async with managed(engine) as manager:
-        short, long = [await manager.create(CreateRequest(lifetime=1.0)) for _ in range(2)]
+        short, long = [await created(manager, CreateRequest(lifetime=1.0)) for _ in range(2)]
         expires = long.expires_at
         await long.extend(None)
         assert long.expires_at == expires
@@ -735,13 +750,14 @@ async def test_a_box_that_cannot_be_removed_is_no_kernel_any_more(engine: FakeEn
 
 async def test_a_delete_while_a_cell_runs(engine: FakeEngine) -> None:
     async with managed(engine) as manager:
-        kernel = await manager.create(CreateRequest())
+        kernel = await created(manager, CreateRequest())
         running, waiting = kernel.execute(cell("sleeps")), kernel.execute(cell("hello"))
         await manager.delete(kernel.id)
         assert (running.status, waiting.status) == ("died", "aborted")
         assert running.end["cause"]["code"] == "kernel_deleted"
         assert engine.boxes == {}
-        assert kernel.log.closed
+        with anyio.fail_after(PATIENCE):
+            await kernel.log.finished.wait()
         with pytest.raises(KernelGone):
             manager.get(kernel.id)
 
@@ -767,7 +783,7 @@ async def test_a_delete_while_it_starts(engine: FakeEngine, when: str) -> None:
 
         async def create() -> None:
             try:
-                await manager.create(CreateRequest())
+                await created(manager, CreateRequest())
             except GatewayError as error:
                 failures.append(error)
 
@@ -789,7 +805,7 @@ async def test_a_delete_while_it_starts(engine: FakeEngine, when: str) -> None:
 async def test_a_delete_while_it_restarts(engine: FakeEngine) -> None:
     settings = quick(specs={"python3": {"start_timeout": 60.0}})
     async with managed(engine, settings) as manager, anyio.create_task_group() as tasks:
-        kernel = await manager.create(CreateRequest())
+        kernel = await created(manager, CreateRequest())
         engine.script.answers_info = False
         tasks.start_soon(expect_failure, kernel.restart, StartFailed)
         await until(lambda: kernel.state is KernelState.RESTARTING)
@@ -804,13 +820,13 @@ async def test_a_client_that_gives_up_leaves_no_box(engine: FakeEngine) -> None:
         for number in range(25):
             engine.before_create = (lambda: anyio.sleep(0.002)) if number % 2 else None
             with anyio.move_on_after(0.0007 * number) as patience:
-                await manager.create(CreateRequest())
+                await created(manager, CreateRequest())
             if not patience.cancelled_caught:
                 await manager.delete(manager.list()[0].id)
             assert manager.list() == []
             assert engine.boxes == {}
         engine.before_create = None
-        assert (await run(await manager.create(CreateRequest()), "hello")).status == "ok"
+        assert (await run(await created(manager, CreateRequest()), "hello")).status == "ok"
 
 
 # faults
@@ -821,7 +837,7 @@ async def test_a_fault_in_one_kernels_task_leaves_the_others_alone(engine: FakeE
         raise ZeroDivisionError("a fault of the gateway's own")
 
     async with managed(engine) as manager:
-        victim, other = await manager.create(CreateRequest()), await manager.create(CreateRequest())
+        victim, other = await created(manager, CreateRequest()), await created(manager, CreateRequest())
         running, waiting = victim.execute(cell("sleeps")), victim.execute(cell("hello"))
         elsewhere = other.execute(cell("counts"))
         await until(lambda: "stream" in types(running))
@@ -834,7 +850,7 @@ async def test_a_fault_in_one_kernels_task_leaves_the_others_alone(engine: FakeE
         assert list(engine.boxes) == [other.id]
         await ended(elsewhere)
         assert (elsewhere.status, text(elsewhere)) == ("ok", "".join(f"{number} " for number in range(100)))
-        assert (await run(await manager.create(CreateRequest()), "hello")).status == "ok"
+        assert (await run(await created(manager, CreateRequest()), "hello")).status == "ok"
         await manager.delete(victim.id)
 
 
@@ -891,7 +907,7 @@ async def test_a_frozen_kernel_is_thawed_by_its_next_cell(engine: FakeEngine) ->
 
 async def test_a_frozen_kernel_can_be_deleted(engine: FakeEngine) -> None:
     async with managed(engine) as manager:
-        kernel = await manager.create(CreateRequest())
+        kernel = await created(manager, CreateRequest())
         await kernel.freeze()
         await manager.delete(kernel.id)
         assert engine.boxes == {}

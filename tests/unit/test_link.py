@@ -17,7 +17,7 @@ import orjson
 import pytest
 
 from gateway.errors import LinkClosed, SandboxTimeout
-from gateway.sandboxes.link import CommandFailed, Link
+from gateway.sandboxes.link import CommandFailed, Link, LinkNews
 from gateway.settings import LinkSettings
 from gateway.supervisor import frames
 from gateway.supervisor.frames import Channel, Frame, FrameError, Kind
@@ -76,8 +76,10 @@ async def test_a_greeting_is_answered_with_a_secret_and_the_limits(listener: Lis
         assert listener.link.connected.is_set()
         assert len(welcome.pop("secret")) >= 32
         assert welcome == {
-            "version": 1,
+            "version": 2,
             "received": 0,
+            "epoch": 0,
+            "overflow": "wait",
             "max_frame": LinkSettings().max_frame,
             "max_unacknowledged": LinkSettings().max_unacknowledged,
             "lifetime": 600.0,
@@ -85,10 +87,30 @@ async def test_a_greeting_is_answered_with_a_secret_and_the_limits(listener: Lis
         }
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None, [1], {"a": 1}])
-async def test_another_version_is_refused(listener: Listener, version: object) -> None:
+@pytest.mark.parametrize("version", [0, -1, "1", None, True, 1.0, [1], {"a": 1}])
+async def test_a_version_that_nobody_speaks_is_refused(listener: Listener, version: object) -> None:
     hello = {"version": version, "secret": "", "received": 0, "kernel": None}
     await refused(listener, frames.pack_json(Kind.HELLO, hello), greet=False)
+
+
+async def test_a_supervisor_that_speaks_only_later_versions_is_refused(listener: Listener) -> None:
+    hello = {"version": frames.VERSION + 3, "minimum": frames.VERSION + 1, "secret": "", "received": 0, "kernel": None}
+    await refused(listener, frames.pack_json(Kind.HELLO, hello), greet=False)
+
+
+@pytest.mark.parametrize(
+    ("highest", "lowest", "spoken"),
+    [(1, None, 1), (2, None, 2), (2, 1, 2), (2, 2, 2), (7, 1, 2), (7, 2, 2), (2, 0, 2), (1, 0, 1)],
+)
+async def test_the_highest_version_that_both_speak_is_spoken(
+    listener: Listener, highest: int, lowest: int | None, spoken: int
+) -> None:
+    hello: dict[str, object] = {"version": highest, "secret": "", "received": 0, "kernel": None}
+    if lowest is not None:
+        hello["minimum"] = lowest
+    async with listener.dialled() as peer:
+        await peer.send(frames.pack_json(Kind.HELLO, hello))
+        assert frames.unpack_json((await peer.expect(Kind.WELCOME)).payload)["version"] == spoken
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.HELLO])
@@ -659,3 +681,220 @@ async def test_a_link_that_was_never_connected_can_be_closed() -> None:
     link.close()
     link.close()
     assert link.lost.is_set()
+
+
+# guarded: what came is acknowledged, and what is made goes out, when it is stored
+
+
+class Guard:
+    """Who stores what a link has to tell, when a test says so."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.calls = 0
+        self.frames: dict[int, bytes] = {}
+        """What was made and not acknowledged, as a store has it."""
+        self.received = self.sent = 0
+        link.guard(self.changed)
+
+    def changed(self) -> None:
+        self.calls += 1
+
+    def take(self) -> LinkNews:
+        return self.link.take_news()
+
+    def stored(self, news: LinkNews) -> None:
+        """The commit is done."""
+        assert self.frames.keys().isdisjoint(seq for seq, _ in news.made)
+        self.frames.update(news.made)
+        self.frames = {seq: frame for seq, frame in self.frames.items() if seq > news.acknowledged}
+        self.received, self.sent = news.received, news.sent
+        self.link.stored(news)
+
+    def store(self) -> None:
+        self.stored(self.take())
+
+    def record(self) -> dict[str, Any]:
+        """What another gateway's link is restored from."""
+        frames_out = sorted(self.frames.items())
+        return {"secret": self.link.secret, "received": self.received, "sent": self.sent, "frames_out": frames_out}
+
+
+async def test_what_came_is_acknowledged_once_it_is_stored(listener: Listener, taken: list[Frame]) -> None:
+    guard = Guard(listener.link)
+    async with listener.greeted() as peer:
+        await peer.send(event(1, event="a"), event(2, event="b"))
+        await until(lambda: len(taken) == 2)
+        news = guard.take()
+        assert news.received == 2
+        await peer.send(event(3, event="c"))
+        await until(lambda: len(taken) == 3)
+        guard.stored(news)
+        # Not 3, which has come meanwhile.
+        assert (await peer.expect(Kind.ACK)).seq == 2
+        guard.store()
+        assert (await peer.expect(Kind.ACK)).seq == 3
+    assert guard.calls >= 2
+
+
+async def test_before_it_is_stored_nothing_is_acknowledged(listener: Listener, taken: list[Frame]) -> None:
+    guard = Guard(listener.link)
+    async with listener.dialled() as peer:
+        secret = (await peer.greet())["secret"]
+        await peer.send(event(1, event="a", filler="x" * 300_000), event(2, event="b"))
+        await until(lambda: len(taken) == 2)
+        news = guard.take()
+        # Enough for an ACK at once, and time enough for one that waits; what comes is the command of `settle` alone.
+        await anyio.sleep(0.1)
+        await settle(listener, peer)
+    async with listener.dialled() as peer:
+        # It was not told that they came, so it sends them again; they are not handed on a second time.
+        assert (await peer.greet(secret))["received"] == 0
+        await peer.send(event(1, event="a"), event(2, event="b"), event(3, event="c"))
+        await until(lambda: len(taken) == 3)
+        guard.stored(news)
+        assert (await peer.expect(Kind.ACK)).seq == 2
+    assert [frame.seq for frame in taken] == [1, 2, 3]
+    async with listener.dialled() as peer:
+        assert (await peer.greet(secret))["received"] == 2
+
+
+async def test_what_is_made_goes_out_once_it_is_stored(listener: Listener) -> None:
+    link, guard = listener.link, Guard(listener.link)
+    async with listener.dialled() as peer:
+        secret = (await peer.greet())["secret"]
+        link.send_message(Channel.SHELL, [b"1"])
+        link.send_message(Channel.SHELL, [b"2"])
+        news = guard.take()
+        link.send_message(Channel.SHELL, [b"3"])
+        await settle(listener, peer)
+        guard.stored(news)
+        assert [(await peer.expect(Kind.MESSAGE)).seq for _ in range(2)] == [1, 2]
+        await settle(listener, peer)
+    async with listener.dialled() as peer:
+        # Nor does a new stream give away what is not stored.
+        await peer.greet(secret, received=1)
+        assert (await peer.expect(Kind.MESSAGE)).seq == 2
+        await settle(listener, peer)
+        guard.store()
+        assert (await peer.expect(Kind.MESSAGE)).seq == 3
+        await peer.send(frames.pack(Kind.ACK, seq=3))
+        await settle(listener, peer)
+        assert guard.take().acknowledged == 3
+
+
+async def test_what_was_made_before_the_guard_is_stored_too(listener: Listener) -> None:
+    link = listener.link
+    async with listener.greeted() as peer:
+        link.send_message(Channel.SHELL, [b"1"])
+        assert (await peer.expect(Kind.MESSAGE)).seq == 1
+        guard = Guard(link)
+        news = guard.take()
+        assert ([seq for seq, _ in news.made], news.sent) == ([1], 1)
+        assert guard.take().made == []
+
+
+async def test_a_message_that_need_not_survive_is_not_numbered(listener: Listener) -> None:
+    link, guard = listener.link, Guard(listener.link)
+    link.send_now(Channel.CONTROL, [b"nobody is there"])
+    async with listener.greeted() as peer:
+        link.send_now(Channel.CONTROL, [b"now"])
+        frame = await peer.expect(Kind.MESSAGE)
+        assert (frame.seq, frames.unpack_message(frame.payload, 8)) == (0, (Channel.CONTROL, [b"now"]))
+        link.send_message(Channel.SHELL, [b"1"])
+        guard.store()
+        assert (await peer.expect(Kind.MESSAGE)).seq == 1
+
+
+async def test_a_supervisor_of_the_first_release_gets_every_message_numbered(listener: Listener) -> None:
+    link, guard = listener.link, Guard(listener.link)
+    async with listener.dialled() as peer:
+        await peer.greet(version=1)
+        link.send_now(Channel.CONTROL, [b"now"])
+        guard.store()
+        assert (await peer.expect(Kind.MESSAGE)).seq == 1
+
+
+# restored
+
+
+async def test_a_restored_link_takes_the_secret_and_nothing_else() -> None:
+    async with listening(restored={"secret": "s3cret", "epoch": 3}) as listener:
+        for secret in ("", "guess", None, 7):
+            await refused_greeting(listener, secret)
+        async with listener.dialled() as peer:
+            welcome = await peer.greet("s3cret", epoch=2)
+            assert (welcome["secret"], welcome["epoch"]) == ("s3cret", 3)
+
+
+async def refused_greeting(listener: Listener, secret: object, **more: object) -> None:
+    async with listener.dialled() as peer:
+        with pytest.raises(Gone):
+            await peer.greet(secret, **more)
+
+
+@pytest.mark.parametrize(("seen", "welcome"), [(0, True), (2, True), (3, True), (4, False), (99, False)])
+async def test_a_supervisor_that_a_later_gateway_has_is_let_be(seen: int, welcome: bool) -> None:
+    async with listening(restored={"secret": "s", "epoch": 3}) as listener:
+        if welcome:
+            async with listener.dialled() as peer:
+                await peer.greet("s", epoch=seen)
+        else:
+            await refused_greeting(listener, "s", epoch=seen)
+            assert not listener.link.connected.is_set()
+
+
+@pytest.mark.parametrize("there", range(5))
+async def test_frames_of_the_gateway_before_are_sent_unless_they_are_there(there: int) -> None:
+    frames_out = [(seq, frames.pack_message(Channel.SHELL, [b"%d" % seq], seq)) for seq in (2, 3, 4)]
+    async with listening(restored={"secret": "s", "sent": 4, "frames_out": frames_out}) as listener:
+        guard = Guard(listener.link)
+        async with listener.dialled() as peer:
+            await peer.greet("s", received=there)
+            for seq in range(max(2, there + 1), 5):
+                assert (await peer.expect(Kind.MESSAGE)).seq == seq
+            # They are stored already, and those that are there need not be any more.
+            news = guard.take()
+            assert (news.made, news.sent, news.acknowledged) == ([], 4, there if there > 1 else 0)
+            listener.link.send_message(Channel.SHELL, [b"next"])
+            guard.stored(guard.take())
+            assert (await peer.expect(Kind.MESSAGE)).seq == 5
+
+
+async def test_numbers_go_on_where_they_were() -> None:
+    taken: list[Frame] = []
+    async with listening(taken.extend, restored={"secret": "s", "received": 7, "sent": 9}) as listener, listener.dialled() as peer:
+        assert (await peer.greet("s", received=9))["received"] == 7
+        await peer.send(event(6, event="old"), event(7, event="old"), event(8, event="new"))
+        await until(lambda: taken)
+        listener.link.send_message(Channel.SHELL, [b"next"])
+        assert (await peer.expect(Kind.MESSAGE)).seq == 10
+    assert [frame.seq for frame in taken] == [8]
+
+
+async def test_nothing_is_lost_or_doubled_from_one_gateway_to_the_next(listener: Listener, taken: list[Frame]) -> None:
+    """The gateway dies with frames of both directions in every state: stored or not, sent or not, acknowledged or not."""
+    link, guard = listener.link, Guard(listener.link)
+    async with listener.dialled() as peer:
+        secret = (await peer.greet())["secret"]
+        for number in range(1, 4):
+            link.send_message(Channel.SHELL, [b"%d" % number])
+        await peer.send(event(1, event="a"), event(2, event="b"))
+        await until(lambda: len(taken) == 2)
+        guard.store()
+        got = [(await peer.expect(Kind.MESSAGE)).seq for _ in range(3)]
+        assert (await peer.expect(Kind.ACK)).seq == 2
+        await peer.send(frames.pack(Kind.ACK, seq=1), event(3, event="c"))
+        await until(lambda: len(taken) == 3)
+        link.send_message(Channel.SHELL, [b"never stored"])
+    assert got == [1, 2, 3]
+    again: list[Frame] = []
+    async with listening(again.extend, restored={**guard.record(), "epoch": 2}) as successor, successor.dialled() as peer:
+        # It has 1 and 2; 3 was lost with the stream.
+        assert (await peer.greet(secret, received=2, epoch=1))["received"] == 2
+        assert (await peer.expect(Kind.MESSAGE)).seq == 3
+        await peer.send(event(3, event="c"))
+        await until(lambda: again)
+        successor.link.send_message(Channel.SHELL, [b"4"])
+        assert frames.unpack_message((await peer.expect(Kind.MESSAGE)).payload, 8)[1] == [b"4"]
+    assert [frame.seq for frame in again] == [3]

@@ -4,13 +4,15 @@ After a change that is meant: ``.venv/bin/python -m tests.unit.test_lockdown`` w
 """
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.sandboxes.base import Limits, SandboxSpec
-from gateway.sandboxes.lockdown import container_body
+from gateway.sandboxes.base import FoundSandbox, Limits, SandboxSpec
+from gateway.sandboxes.lockdown import container_body, found
 
 GOLDEN = Path(__file__).parent / "golden" / "container_body.json"
 MIB = 1 << 20
@@ -21,6 +23,9 @@ SPEC = SandboxSpec(
     work_size=256 * MIB,
     tmp_size=128 * MIB,
     shm_size=64 * MIB,
+    epoch=7,
+    owner="wren",
+    expires_at=1_900_000_000.0,
 )
 
 
@@ -78,6 +83,33 @@ def test_the_two_ways_differ_in_the_link_alone() -> None:
         "Mounts",
         "SecurityOpt",
     }
+
+
+def test_what_the_labels_say_is_read_back() -> None:
+    for spec in (
+        SPEC,
+        replace(SPEC, owner='"\n\0é,=', epoch=0),
+        replace(SPEC, expires_at=0.0),
+        replace(SPEC, expires_at=1_900_000_000.125),
+    ):
+        labels = container_body(spec, gateway_id="g", runtime="runc", seccomp="", link_directory=None)["Labels"]
+        assert found("k", True, labels) == FoundSandbox("k", True, spec.epoch, spec.owner, spec.expires_at)
+
+
+def test_a_lifetime_without_an_end_has_a_label_too() -> None:
+    spec = replace(SPEC, expires_at=math.inf)
+    labels = container_body(spec, gateway_id="g", runtime="runc", seccomp="", link_directory=None)["Labels"]
+    assert labels["org.cellgate.expires"] == "9999-12-31T23:59:59.000Z"
+    assert found("k", True, labels).expires_at > 2e11
+
+
+@pytest.mark.parametrize("epoch", ["", "-1", "1e3", "x", "9" * 5000, "٣", " 1"])
+@pytest.mark.parametrize(
+    "expires", ["", "Z", "soon", "2030-01-01", "2030-01-01T00:00:00+01:00", "99999-01-01T00:00:00Z", "9" * 5000]
+)
+def test_labels_that_make_no_sense_say_nothing(epoch: str, expires: str) -> None:
+    assert found("k", False, {"org.cellgate.epoch": epoch, "org.cellgate.expires": expires}) == FoundSandbox("k", False)
+    assert found("k", False, {}) == FoundSandbox("k", False)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from gateway.errors import (
@@ -13,15 +14,33 @@ from gateway.errors import (
     ShuttingDown,
     SpecNotFound,
     StartFailed,
+    StoreUnavailable,
     TooManyKernels,
 )
+from gateway.kernels import journal as journal_module
 from gateway.kernels import manager as manager_module
+from gateway.kernels.execution import Execution
 from gateway.kernels.kernel import Kernel
 from gateway.kernels.manager import KernelManager
 from gateway.kernels.wishes import CreateRequest
 from gateway.settings import MIB
 from gateway.testing import Die, FakeEngine, KernelScript, Raise, Sleep, printed
-from tests.unit.kernels import box_of, cell, ended, managed, quick, run, text
+from tests.unit.kernels import (
+    back,
+    box_of,
+    cell,
+    created,
+    doomed,
+    ended,
+    managed,
+    process_of,
+    quick,
+    run,
+    successor,
+    text,
+    types,
+)
+from tests.unit.stores import LastingStore
 from tests.unit.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -47,7 +66,7 @@ async def create_many(manager: KernelManager, count: int) -> tuple[list[Kernel],
 
     async def create() -> None:
         try:
-            kernels.append(await manager.create(CreateRequest()))
+            kernels.append(await created(manager, CreateRequest()))
         except Exception as error:  # noqa: BLE001  # looked at by the caller
             failures.append(error)
 
@@ -70,9 +89,9 @@ async def test_parallel_creates_meet_the_limit_exactly(engine: FakeEngine, limit
         assert {kernel.id for kernel in manager.list()} == set(engine.boxes)
         if limit < 50:
             await manager.delete(kernels[0].id)
-            await manager.create(CreateRequest())
+            await created(manager, CreateRequest())
             with pytest.raises(TooManyKernels):
-                await manager.create(CreateRequest())
+                await created(manager, CreateRequest())
 
 
 async def test_a_failed_start_gives_its_place_back(engine: FakeEngine) -> None:
@@ -105,14 +124,14 @@ async def test_starts_wait_for_each_other(engine: FakeEngine) -> None:
 
 async def test_a_dead_kernel_keeps_its_place_while_its_box_is_there(engine: FakeEngine) -> None:
     async with managed(engine, quick(max_kernels=1)) as manager:
-        kernel = await manager.create(CreateRequest(on_death="stay"))
+        kernel = await created(manager, CreateRequest(on_death="stay"))
         await run(kernel, "dies")
         assert kernel.state == "dead"
         with pytest.raises(TooManyKernels):
-            await manager.create(CreateRequest())
+            await created(manager, CreateRequest())
         box_of(engine, kernel).vanish()
         await until(lambda: kernel.gone)
-        await manager.create(CreateRequest())
+        await created(manager, CreateRequest())
 
 
 async def test_memory_is_promised_only_once(engine: FakeEngine) -> None:
@@ -139,14 +158,14 @@ async def test_memory_is_promised_only_once(engine: FakeEngine) -> None:
 async def test_wishes_above_a_maximum_are_refused_before_anything_is_made(engine: FakeEngine, request_: CreateRequest) -> None:
     async with managed(engine) as manager:
         with pytest.raises(LimitExceeded):
-            await manager.create(request_)
+            await created(manager, request_)
         assert (manager.list(), engine.created) == ([], 0)
 
 
 async def test_an_unknown_spec_is_refused(engine: FakeEngine) -> None:
     async with managed(engine) as manager:
         with pytest.raises(SpecNotFound, match="'r'"):
-            await manager.create(CreateRequest(spec="r"))
+            await created(manager, CreateRequest(spec="r"))
 
 
 # look-up
@@ -165,7 +184,7 @@ async def test_kernels_are_found_by_their_id(engine: FakeEngine) -> None:
 
 async def test_of_an_ended_kernel_its_end_is_remembered(engine: FakeEngine) -> None:
     async with managed(engine) as manager:
-        kernel = await manager.create(CreateRequest(label="mine"))
+        kernel = await created(manager, CreateRequest(label="mine"))
         execution = await run(kernel, "fails")
         await manager.delete(kernel.id)
         assert manager.list() == []
@@ -182,7 +201,7 @@ async def test_of_an_ended_kernel_its_end_is_remembered(engine: FakeEngine) -> N
 
 async def test_two_deletes_at_once(engine: FakeEngine) -> None:
     async with managed(engine) as manager:
-        kernel = await manager.create(CreateRequest())
+        kernel = await created(manager, CreateRequest())
         async with anyio.create_task_group() as tasks:
             for _ in range(5):
                 tasks.start_soon(manager.delete, kernel.id)
@@ -191,7 +210,7 @@ async def test_two_deletes_at_once(engine: FakeEngine) -> None:
 
 async def test_a_kernel_that_died_first_is_deleted_with_its_own_cause(engine: FakeEngine) -> None:
     async with managed(engine) as manager:
-        kernel = await manager.create(CreateRequest(on_death="stay"))
+        kernel = await created(manager, CreateRequest(on_death="stay"))
         await run(kernel, "dies")
         await manager.delete(kernel.id)
         with pytest.raises(KernelGone) as gone:
@@ -204,10 +223,10 @@ async def test_the_dead_are_forgotten_beyond_the_bound(engine: FakeEngine, monke
     async with managed(engine) as manager:
         dead: list[Kernel] = []
         for _ in range(6):
-            dead.append(await manager.create(CreateRequest()))
+            dead.append(await created(manager, CreateRequest()))
             box_of(engine, dead[-1]).vanish()
             await until(lambda: dead[-1].gone)
-        living = await manager.create(CreateRequest())
+        living = await created(manager, CreateRequest())
         assert manager.list() == [*dead[-3:], living]
         for kernel in dead[:3]:
             assert kernel.log.closed
@@ -229,7 +248,7 @@ async def test_stop_all_ends_everything_at_once(engine: FakeEngine) -> None:
             assert (await ended(execution))["cause"]["code"] == "gateway_stopped"
         assert all(kernel.log.closed for kernel in kernels)
         with pytest.raises(ShuttingDown):
-            await manager.create(CreateRequest())
+            await created(manager, CreateRequest())
 
 
 async def test_stop_all_breaks_off_starts(engine: FakeEngine) -> None:
@@ -262,7 +281,7 @@ async def test_stop_all_with_an_engine_that_does_not_answer(engine: FakeEngine) 
 
 async def test_a_drain_lets_cells_end_and_takes_no_new_ones(engine: FakeEngine) -> None:
     async with managed(engine) as manager:
-        kernel = await manager.create(CreateRequest())
+        kernel = await created(manager, CreateRequest())
         running, waiting = kernel.execute(cell("naps")), kernel.execute(cell("hello"))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(manager.drain, 10.0)
@@ -270,13 +289,13 @@ async def test_a_drain_lets_cells_end_and_takes_no_new_ones(engine: FakeEngine) 
             with pytest.raises(ShuttingDown):
                 kernel.execute(cell("hello"))
             with pytest.raises(ShuttingDown):
-                await manager.create(CreateRequest())
+                await created(manager, CreateRequest())
         assert (running.status, waiting.status, text(waiting)) == ("ok", "ok", "hello")
 
 
 async def test_a_drain_does_not_wait_for_ever(engine: FakeEngine) -> None:
     async with managed(engine) as manager:
-        kernel = await manager.create(CreateRequest())
+        kernel = await created(manager, CreateRequest())
         execution = kernel.execute(cell("sleeps"))
         with anyio.fail_after(5):
             await manager.drain(0.05)
@@ -296,3 +315,130 @@ async def test_kernels_do_not_disturb_each_other(engine: FakeEngine) -> None:
         assert [(await ended(execution))["status"] for execution in executions] == ["died", "ok", "died", "died", "ok", "ok"]
         for kernel in (kernels[1], kernels[2], kernels[4], kernels[5]):
             assert (await run(kernel, "hello")).status == "ok"
+
+
+# letting go
+
+
+async def test_kernels_that_are_let_go_wait_for_the_next_gateway(engine: FakeEngine) -> None:
+    store = LastingStore()
+    async with doomed(engine, store) as manager:
+        kernels, _ = await create_many(manager, 3)
+        running, waiting = kernels[0].execute(cell("naps")), kernels[0].execute(cell("hello"))
+        await waiting.stored()
+        processes = [process_of(engine, kernel) for kernel in kernels]
+        assert not manager.leaving.is_set()
+        await manager.detach_all()
+        assert manager.leaving.is_set()
+        with pytest.raises(ShuttingDown):
+            await created(manager, CreateRequest())
+        with pytest.raises(ShuttingDown):
+            kernels[0].execute(cell("hello"))
+        assert len(engine.boxes) == 3
+    async with managed(successor(engine), store=store.successor()) as manager:
+        for kernel, process in zip(kernels, processes, strict=True):
+            again = await back(manager, kernel.id)
+            assert again.alive
+            assert process_of(engine, again) is process
+        for execution in (running, waiting):
+            after = await manager.execution(kernels[0].id, execution.id)
+            if isinstance(after, Execution):
+                await ended(after)
+            assert (await after.document())["status"] == "ok"
+        assert processes[0].codes == ["naps", "hello"]
+
+
+@pytest.mark.parametrize("pause", range(6))
+async def test_what_was_just_asked_for_is_done_by_the_next_gateway(engine: FakeEngine, pause: int) -> None:
+    """The request was made and neither stored nor sent when the kernels were let go."""
+    store = LastingStore()
+    async with doomed(engine, store) as manager:
+        kernel = await created(manager, CreateRequest())
+        await run(kernel, "hello")
+        execution = kernel.execute(cell("hello"))
+        for _ in range(pause):
+            await anyio.lowlevel.checkpoint()
+        await manager.detach_all()
+    async with managed(successor(engine), store=store.successor()) as manager:
+        again = await back(manager, kernel.id)
+        assert again.alive
+        found = await manager.execution(kernel.id, execution.id)
+        if isinstance(found, Execution):
+            await ended(found)
+        assert (await found.document())["outputs"] == [{"output_type": "stream", "name": "stdout", "text": "hello"}]
+        assert process_of(engine, again).codes == ["hello", "hello"]
+
+
+async def test_outputs_on_their_way_are_told_once(engine: FakeEngine) -> None:
+    engine.script.cells = {"counts": [step for n in range(200) for step in (printed(f"{n} "), Sleep(0.001))]}
+    store = LastingStore()
+    async with doomed(engine, store) as manager:
+        kernel = await created(manager, CreateRequest())
+        execution = kernel.execute(cell("counts"))
+        await until(lambda: "10 " in text(execution))
+        await manager.detach_all()
+    async with managed(successor(engine), store=store.successor()) as manager:
+        after = (await back(manager, kernel.id)).cells.get(execution.id)
+        await ended(after)
+        assert text(after) == "".join(f"{n} " for n in range(200))
+        assert types(after).count("ended") == 1
+
+
+async def test_a_kernel_that_is_half_made_ends_when_the_others_are_let_go(engine: FakeEngine) -> None:
+    store = LastingStore()
+    async with doomed(engine, store, quick(specs={"python3": {"start_timeout": 60.0}})) as manager:
+        kept = await created(manager, CreateRequest())
+        engine.script.answers_info = False
+        async with anyio.create_task_group() as tasks:
+            failures: list[Exception] = []
+
+            async def create() -> None:
+                failures.extend((await create_many(manager, 1))[1])
+
+            tasks.start_soon(create)
+            await until(lambda: len(engine.boxes) == 2)
+            await manager.detach_all()
+        assert [type(failure) for failure in failures] == [StartFailed]
+        assert set(engine.boxes) == {kept.id}
+    engine.script.answers_info = True
+    async with managed(successor(engine), store=store.successor()) as manager:
+        assert [kernel.id for kernel in manager.list()] == [kept.id]
+
+
+@pytest.mark.parametrize("why", ["memory", "stdin"])
+async def test_kernels_that_could_not_be_taken_up_again_are_stopped(engine: FakeEngine, why: str) -> None:
+    store = LastingStore()
+    store.durable = why != "memory"
+    engine.adopts = why != "stdin"
+    async with managed(engine, store=store) as manager:
+        kernel = await created(manager, CreateRequest())
+        execution = kernel.execute(cell("sleeps"))
+        await manager.detach_all()
+        assert (await ended(execution))["cause"]["code"] == "gateway_stopped"
+        assert (engine.boxes, manager.list()) == ({}, [])
+        assert not manager.leaving.is_set()
+
+
+async def test_with_a_store_that_fails_new_work_is_refused_and_what_runs_goes_on(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "_RETRY", 0.005)
+    store = LastingStore()
+    async with managed(engine, store=store) as manager:
+        kernel = await created(manager, CreateRequest())
+        running, waiting = kernel.execute(cell("naps")), kernel.execute(cell("hello"))
+        await waiting.stored()
+        store.failing = True
+        manager.journal.changed(kernel.record)
+        await until(lambda: manager.degraded == "store_unavailable")
+        for refused in (lambda: created(manager, CreateRequest()), kernel.restart):
+            with pytest.raises(StoreUnavailable):
+                await refused()
+        with pytest.raises(StoreUnavailable):
+            kernel.execute(cell("hello"))
+        assert kernel.alive
+        store.failing = False
+        assert (await ended(waiting))["status"] == (await ended(running))["status"] == "ok"
+        assert manager.degraded is None
+        assert process_of(engine, kernel).codes == ["naps", "hello"]
+        assert (await run(kernel, "hello")).status == "ok"

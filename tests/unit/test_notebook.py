@@ -173,6 +173,12 @@ def test_left_out_output_is_told_in_the_notebook() -> None:
     assert "5000 bytes of output left out" in outputs(loaded, 1)[1]["text"]
 
 
+def test_missing_output_is_told_in_the_notebook() -> None:
+    loaded = notebook("a")
+    NotebookRun(loaded).execute(ScriptedKernel(a=[printed("x\n"), ("gap", {"events": 3, "bytes": None}), *OK]), Recorder())
+    assert outputs(loaded, 1)[1]["text"] == "[3 outputs are missing here]\n"
+
+
 # Files
 
 

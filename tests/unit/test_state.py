@@ -4,15 +4,21 @@ from itertools import product
 
 import pytest
 
-from gateway.kernels.state import ACCEPTS_CELLS, ALLOWED, IllegalTransition, KernelState, check
+from gateway.kernels.state import ACCEPTS_CELLS, ALIVE, ALLOWED, IllegalTransition, KernelState, check
 
 EDGES = {
     ("requested", "starting"),
+    ("requested", "recovering"),
     ("requested", "stopping"),
     ("requested", "dead"),
     ("starting", "idle"),
     ("starting", "stopping"),
     ("starting", "dead"),
+    ("recovering", "idle"),
+    ("recovering", "busy"),
+    ("recovering", "restarting"),
+    ("recovering", "stopping"),
+    ("recovering", "dead"),
     ("idle", "busy"),
     ("idle", "restarting"),
     ("idle", "stopping"),
@@ -55,8 +61,9 @@ def test_every_state_has_its_row_and_is_reached() -> None:
     assert set().union(*ALLOWED.values()) == set(KernelState) - {KernelState.REQUESTED}
 
 
-def test_cells_are_taken_by_living_kernels_alone() -> None:
-    assert set(ACCEPTS_CELLS) == {KernelState.IDLE, KernelState.BUSY, KernelState.INTERRUPTING}
+def test_cells_are_taken_by_living_kernels_and_by_those_that_are_taken_up_again() -> None:
+    assert set(ALIVE) == {KernelState.IDLE, KernelState.BUSY, KernelState.INTERRUPTING}
+    assert ACCEPTS_CELLS == ALIVE | {KernelState.RECOVERING}
 
 
 def test_from_every_state_a_kernel_can_be_stopped() -> None:

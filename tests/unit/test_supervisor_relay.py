@@ -20,11 +20,11 @@ import pytest
 
 from gateway.supervisor import frames, process, relay
 from gateway.supervisor.frames import Channel, Kind
-from gateway.supervisor.linkend import LinkEnd
+from gateway.supervisor.linkend import LinkEnd, LinkLost
 from gateway.supervisor.process import KernelProcess
 from gateway.supervisor.relay import Relay
 from tests.unit import toy_kernel
-from tests.unit.hosts import PATIENCE, Host
+from tests.unit.hosts import PATIENCE, TERMS, Host
 
 
 @pytest.fixture(autouse=True)
@@ -312,6 +312,21 @@ def test_a_message_that_comes_twice_is_passed_on_once(supervisor: Supervisor) ->
     assert numbers(host) == [0, 0]
 
 
+def test_a_message_without_a_number_is_passed_on_whenever_it_comes(supervisor: Supervisor) -> None:
+    host = supervisor.host
+    host.greet(version=2)
+    supervisor.start()
+    supervisor.order(emit=1)
+    order = json.dumps({"emit": 1}).encode()
+    unnumbered = frames.pack_message(Channel.SHELL, [b"<IDS|MSG>", b"", b"{}", b"{}", b"{}", order], 0)
+    host.send(unnumbered + unnumbered)
+    take_outputs(host, 3)
+    # It counts for nothing: the next one has the next number.
+    assert supervisor.relay.link.received == host.sent
+    supervisor.order(emit=1)
+    take_outputs(host, 4)
+
+
 # bounds
 
 
@@ -347,12 +362,13 @@ def test_congestion_stops_reading_and_nothing_is_lost(supervisor: Supervisor) ->
     host = supervisor.host
     host.greet(max_unacknowledged=50_000)
     supervisor.start()
+    supervisor.order()
     host.request(json.dumps({"emit": 3000, "size": 1000}).encode())
     with pytest.raises(TimeoutError):
         take_until_quiet(host)
     unacknowledged = sum(len(frame.payload) for frame in host.kept)
     assert 45_000 < unacknowledged < 60_000
-    assert host.messages(Channel.SHELL) == []
+    assert len(host.messages(Channel.SHELL)) == 1
     host.send(frames.pack(Kind.ACK, seq=host.received))
     take_outputs(host, 3000)
     assert numbers(host) == list(range(3000))
@@ -393,7 +409,273 @@ def test_a_kernel_that_dies_while_its_output_waits_loses_none_of_it(
     assert host.kept[-1].kind is Kind.EVENT
 
 
+# outputs that nobody takes
+
+
+def until_done(host: Host, orders: int = 1, acknowledge: bool = False) -> None:
+    """Until so many orders have been answered and one cell is idle, in whatever order shell and iopub come."""
+    missing, idle = orders - len(host.messages(Channel.SHELL)), any(b"status-0" in frame.payload for frame in host.kept)
+    while missing > 0 or not idle:
+        frame = host.take(acknowledge)
+        missing -= frame.kind is Kind.MESSAGE and frame.payload[0] == Channel.SHELL
+        idle = idle or b"status-0" in frame.payload
+
+
+def check_account(host: Host, order: dict[str, Any]) -> int:
+    """Each output was taken or counted, in its place, up to the idle; the number of those counted."""
+    expected, counted = 0, 0
+    for frame in host.kept:
+        if frame.kind is Kind.EVENT:
+            event = frames.unpack_json(frame.payload)
+            if event["event"] == "gap":
+                assert event["parent"] == order["id"]
+                missing = range(expected, expected + event["messages"])
+                assert event["bytes"] == sum(frames.message_size(toy_kernel.output(order, number)) for number in missing)
+                expected, counted = missing.stop, counted + event["messages"]
+        else:
+            channel, parts = frames.unpack_message(frame.payload, 1 << 12)
+            if channel is Channel.IOPUB and b"stream" in parts[3]:
+                assert json.loads(parts[6])["number"] == expected
+                expected += 1
+            elif channel is Channel.IOPUB:
+                assert b"status" in parts[3]
+                assert expected == order["emit"]
+    assert expected == order["emit"]
+    return counted
+
+
+FLOOD: dict[str, Any] = {"emit": 3000, "size": 1000, "id": "cell", "idle": True}
+
+
+def test_outputs_are_left_out_and_counted_where_the_gateway_wants_it_so(supervisor: Supervisor) -> None:
+    host = supervisor.host
+    host.greet(version=2, max_unacknowledged=50_000, overflow="drop")
+    supervisor.start()
+    host.request(json.dumps(FLOOD).encode())
+    until_done(host)
+    kept = numbers(host)
+    assert kept == list(range(len(kept)))
+    assert 40 < len(kept) < 60
+    assert check_account(host, FLOOD) == 3000 - len(kept)
+    assert sum(len(frame.payload) for frame in host.kept) < 60_000
+
+
+def test_outputs_come_back_when_there_is_room(supervisor: Supervisor) -> None:
+    host = supervisor.host
+    host.greet(version=2, max_unacknowledged=50_000, overflow="drop")
+    supervisor.start()
+    host.request(json.dumps(FLOOD).encode())
+    until_done(host)
+    host.send(frames.pack(Kind.ACK, seq=host.received))
+    host.kept.clear()
+    again: dict[str, Any] = {"emit": 20, "size": 1000, "id": "next", "idle": True}
+    host.request(json.dumps(again).encode())
+    until_done(host, acknowledge=True)
+    assert check_account(host, again) == 0
+
+
+def test_a_kernel_without_a_gateway_goes_on_where_its_outputs_may_be_left_out(supervisor: Supervisor) -> None:
+    host = supervisor.host
+    host.greet(version=2, max_unacknowledged=50_000, overflow="drop")
+    supervisor.start()
+    supervisor.order()
+    host.request(json.dumps(FLOOD).encode())
+    host.until(Kind.ACK, acknowledge=False)
+    host.hang_up()
+    while supervisor.relay._requests:
+        time.sleep(0.01)
+    host.greet(version=2, max_unacknowledged=50_000, overflow="drop")
+    until_done(host, orders=2, acknowledge=True)
+    assert check_account(host, FLOOD) > 2800
+
+
+def test_what_may_not_be_left_out_has_a_bound_too(supervisor: Supervisor) -> None:
+    """A cell that floods with what is always kept: past twice the bound its kernel waits, and nothing of it is lost."""
+    host = supervisor.host
+    host.greet(version=2, max_unacknowledged=50_000, overflow="drop")
+    supervisor.start()
+    supervisor.order()
+    host.request(json.dumps({**FLOOD, "kind": "comm_msg"}).encode())
+    with pytest.raises(TimeoutError):
+        take_until_quiet(host)
+    assert 95_000 < sum(len(frame.payload) for frame in host.kept) < 110_000
+    host.send(frames.pack(Kind.ACK, seq=host.received))
+    until_done(host, orders=2, acknowledge=True)
+    found = [json.loads(parts[6])["number"] for parts in host.messages(Channel.IOPUB) if b"comm_msg" in parts[3]]
+    assert found == list(range(3000))
+    assert host.events("gap") == []
+
+
+def test_what_is_missing_is_told_before_the_end_of_the_process(supervisor: Supervisor) -> None:
+    host = supervisor.host
+    host.greet(version=2, max_unacknowledged=50_000, overflow="drop")
+    supervisor.start()
+    order = {"emit": 500, "size": 1000, "id": "cell", "exit": 0}
+    host.request(json.dumps(order).encode())
+    while not host.events("kernel_exit"):
+        host.take(acknowledge=False)
+    assert check_account(host, order) > 400
+    assert b"kernel_exit" in host.kept[-1].payload
+
+
+def test_what_is_missing_of_a_kernel_is_told_before_the_next_one_is_there(supervisor: Supervisor) -> None:
+    host = supervisor.host
+    host.greet(version=2, max_unacknowledged=50_000, overflow="drop")
+    supervisor.start()
+    order = {"emit": 500, "size": 1000, "id": "cell"}
+    host.request(json.dumps(order).encode())
+    while not host.messages(Channel.SHELL):
+        host.take(acknowledge=False)
+    # Shell may have overtaken the last outputs; what a killed process had not handed over is no gap.
+    supervisor.start()
+    counted = sum(event["messages"] for event in host.events("gap"))
+    assert counted > 0
+    assert len(numbers(host)) + counted <= 500
+    assert not supervisor.relay._overflow.pending
+
+
+def test_a_gateway_that_wants_everything_is_told_what_the_one_before_did_not_take(supervisor: Supervisor) -> None:
+    host = supervisor.host
+    host.greet(version=2, max_unacknowledged=50_000, overflow="drop")
+    supervisor.start()
+    order = {"emit": 500, "size": 1000, "id": "cell"}
+    host.request(json.dumps(order).encode())
+    while not host.messages(Channel.SHELL):
+        host.take(acknowledge=False)
+    host.hang_up()
+    host.greet(max_unacknowledged=50_000)
+    while len(numbers(host)) + sum(event["messages"] for event in host.events("gap")) < 500:
+        host.take()
+    assert check_account(host, order) > 0
+
+
 # the link
+
+
+def test_a_gateway_that_another_has_replaced_is_refused(supervisor: Supervisor) -> None:
+    host = supervisor.host
+    assert host.greet(version=2, epoch=5)["epoch"] == 0
+    pid = supervisor.start()["result"]["pid"]
+    supervisor.order(emit=1)
+    take_outputs(host, 1, acknowledge=False)
+    host.hang_up()
+    assert host.greet(version=2, epoch=4)["epoch"] == 5
+    with pytest.raises((EOFError, ConnectionError)):
+        # Not one of the frames that are kept for its successor.
+        host.frame()
+    hello = host.greet(version=2, epoch=6)
+    assert (hello["epoch"], hello["kernel"]["pid"]) == (5, pid)
+    supervisor.order(emit=1)
+    assert supervisor.relay.link.epoch == 6
+
+
+@pytest.mark.parametrize("version", [0, 3])
+def test_a_version_that_is_not_spoken_costs_the_stream_alone(supervisor: Supervisor, version: int) -> None:
+    host = supervisor.host
+    hello = host.greet(version=version)
+    assert (hello["minimum"], hello["version"]) == (1, 2)
+    assert host.greet(version=hello["minimum"])["received"] == 0
+    supervisor.start()
+    supervisor.order(emit=1)
+
+
+def test_frames_whose_acknowledgement_was_lost_come_again_as_they_were(supervisor: Supervisor) -> None:
+    """A gateway is killed between storing and acknowledging, or before it has stored: the next one says what it has."""
+    host = supervisor.host
+    host.greet()
+    supervisor.start()
+    supervisor.order(acknowledge=False, emit=20)
+    take_outputs(host, 20, acknowledge=False)
+    before, stored = [*host.kept], len(host.kept) // 2
+    host.hang_up()
+    host.received, host.kept = stored, host.kept[:stored]
+    host.greet()
+    while host.received < len(before):
+        host.take()
+    assert host.kept == before
+    take_outputs(host, 20)
+    supervisor.order(emit=1)
+    take_outputs(host, 21)
+
+
+def test_messages_whose_acknowledgement_was_lost_are_passed_on_once(supervisor: Supervisor) -> None:
+    host = supervisor.host
+    host.greet()
+    supervisor.start()
+    supervisor.order(emit=1)
+    take_outputs(host, 1)
+    host.hang_up()
+    assert host.greet()["received"] == host.sent
+    host.sent -= 1
+    host.request(json.dumps({"emit": 1}).encode())
+    supervisor.order(emit=1)
+    take_outputs(host, 2)
+    assert len(host.messages(Channel.SHELL)) == 2
+
+
+@pytest.mark.parametrize("cut", [5, frames.HEADER.size + 3, -1])
+def test_a_message_cut_by_the_end_of_a_gateway_is_passed_on_whole_and_once(supervisor: Supervisor, cut: int) -> None:
+    host = supervisor.host
+    host.greet()
+    supervisor.start()
+    supervisor.order()
+    order = json.dumps({"emit": 1}).encode()
+    host.send(frames.pack_message(Channel.SHELL, [b"<IDS|MSG>", b"", b"{}", b"{}", b"{}", order], host.sent + 1)[:cut])
+    host.hang_up()
+    assert host.greet()["received"] == host.sent
+    supervisor.order(emit=1)
+    take_outputs(host, 1)
+    assert len(host.messages(Channel.SHELL)) == 2
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patience for the answer to a greeting is short."""
+    monkeypatch.setattr(relay, "_HANDSHAKE", 0.2)
+    monkeypatch.setattr(relay, "_TICK", 0.05)
+
+
+def test_a_gateway_that_never_answers_the_greeting_is_called_again(supervisor: Supervisor, hasty: None) -> None:
+    """It is stopped, or its successor listens at the same place by now."""
+    host = supervisor.host
+    host.greet()
+    pid = supervisor.start()["result"]["pid"]
+    supervisor.order(emit=1)
+    for _ in range(3):
+        host.accept()
+        assert host.frame().kind is Kind.HELLO
+        with pytest.raises((EOFError, ConnectionError)):
+            host.frame()
+    assert host.greet()["kernel"]["pid"] == pid
+    time.sleep(0.5)
+    supervisor.order(emit=1)
+    take_outputs(host, 2)
+
+
+def test_the_first_greeting_waits_for_its_answer(supervisor: Supervisor, hasty: None) -> None:
+    """The secret may be on its way: who hangs up without it can't come back."""
+    host = supervisor.host
+    host.accept()
+    assert host.frame().kind is Kind.HELLO
+    time.sleep(0.6)
+    assert host.read() == []
+    host.send(frames.pack_json(Kind.WELCOME, {"secret": "s", "received": 0, **TERMS}))
+    supervisor.start()
+    supervisor.order(emit=1)
+
+
+def test_a_gateway_that_hangs_is_silence(supervisor: Supervisor) -> None:
+    """It listens, so that each call is connected; nobody is there."""
+    host = supervisor.host
+    host.greet(silence=0.5)
+    host.hang_up()
+    assert supervisor.end() == relay.EXIT_SILENCE
+
+
+def test_the_lifetime_ends_without_a_gateway_too(supervisor: Supervisor) -> None:
+    supervisor.host.greet(lifetime=0.7)
+    supervisor.host.close()
+    assert supervisor.end() == relay.EXIT_LIFETIME
 
 
 def test_it_calls_again_and_sends_what_is_missing(supervisor: Supervisor) -> None:
@@ -643,6 +925,43 @@ def test_time_in_which_the_box_was_frozen_is_no_silence(tmp_path: Path, signals:
         supervisor._clock()
         rounds += 1
     assert (supervisor.exit_code, rounds) == (relay.EXIT_SILENCE, 11)
+
+
+def test_calls_for_a_gateway_become_rare(tmp_path: Path, signals: None, clock: list[float]) -> None:
+    supervisor = Relay(LinkEnd(str(tmp_path / "s")), str(tmp_path))
+    supervisor.context.destroy(0)
+    calls = 0
+    while clock[0] < 1060.0:
+        supervisor._dial()
+        calls += clock[0] < supervisor._redial_at
+        clock[0] = max(clock[0] + supervisor._timeout(), supervisor._redial_at)
+    # Ten a second at first, then two.
+    assert 195 <= calls <= 205
+    with Host(tmp_path / "s").listener:
+        supervisor._dial()
+        assert supervisor.link.connected
+        supervisor.link.welcomed = True
+        supervisor._lose_link()
+    assert supervisor._timeout() == relay._REDIAL
+
+
+def test_time_in_which_the_box_was_frozen_is_no_wait_for_an_answer(tmp_path: Path, signals: None, clock: list[float]) -> None:
+    host = Host(tmp_path / "s")
+    supervisor = Relay(LinkEnd(host.path), str(tmp_path))
+    supervisor.context.destroy(0)
+    supervisor._silence = supervisor._lifetime = 1e9
+    supervisor.link.secret = "s"
+    supervisor._dial()
+    for _ in range(2):
+        clock[0] += 3600
+        supervisor._clock()
+        supervisor._serve({})
+    clock[0] += 2.0
+    supervisor._clock()
+    with pytest.raises(LinkLost):
+        supervisor._serve({})
+    supervisor._lose_link()
+    host.close()
 
 
 def test_standard_streams_that_end_end_the_box() -> None:

@@ -1,7 +1,8 @@
 """A kernel process for tests of the supervisor: real ZMQ sockets, and no computing. Run with the path of a connection file.
 
 Each shell request's last part is a JSON order. It is carried out and answered on shell with the same parts, so that a test can
-tell when it is done: `emit` messages of `size` bytes on iopub, `parts` of them each; `say` text on stdout; `exit` or `signal`.
+tell when it is done: `emit` messages of `size` bytes on iopub in the name of `id`, of the type `kind`, then `idle` if wanted; `say`
+text on stdout; `exit` or `signal`.
 """
 
 import json
@@ -48,17 +49,26 @@ def main(path: str) -> None:
             os._exit(order["exit"])
 
 
+def message(kind: str, number: int, order: dict[str, Any]) -> list[bytes]:
+    parent = json.dumps({"msg_id": order.get("id")}).encode()
+    body = json.dumps({"number": number}).encode().ljust(order.get("size", 0))
+    return [b"topic", DELIMITER, b"", header(kind, number), parent, b"{}", body, *[b"b"] * order.get("buffers", 0)]
+
+
+def output(order: dict[str, Any], number: int) -> list[bytes]:
+    """The parts of one of the messages that `emit` asks for."""
+    return message(order.get("kind", "stream"), number, order)
+
+
 def carry_out(order: dict[str, Any], iopub: Any) -> None:
     if "say" in order:
         print(order["say"], flush=True)
     if "spawn" in order:
         os.spawnlp(os.P_NOWAIT, "sleep", "sleep", str(order["spawn"]))
-    parent = json.dumps({"msg_id": order.get("id")}).encode()
-    size = order.get("size", 0)
     for number in range(order.get("emit", 0)):
-        body = json.dumps({"number": number}).encode().ljust(size)
-        buffers = [b"b"] * order.get("buffers", 0)
-        iopub.send_multipart([b"topic", DELIMITER, b"", header("stream", number), parent, b"{}", body, *buffers])
+        iopub.send_multipart(output(order, number))
+    if "idle" in order:
+        iopub.send_multipart(message("status", 0, order))
     time.sleep(order.get("sleep", 0))
 
 
