@@ -247,7 +247,7 @@ class Store(Protocol):
         bounded piece of work a call; the number of executions and tombstones removed (0: nothing to do)."""
 
     async def size(self) -> int:
-        """Bytes that it takes, with its journal."""
+        """Bytes that it takes, with its write-ahead log."""
 
     async def check(self) -> None:
         """Writes something, to find out whether it works again; raises `StoreUnavailable`."""

@@ -18,7 +18,7 @@ import anyio
 
 from gateway.errors import StoreUnavailable
 from gateway.store.failures import is_mistake, passes, unavailable
-from gateway.store.journal import HARD, Journal
+from gateway.store.wal import HARD, WriteAheadLog
 
 T = TypeVar("T")
 
@@ -62,9 +62,9 @@ class ConnectionThread:
     """Runs requests one after another. After a failure of the file the connection is opened anew for the next request, which
     therefore works as soon as the cause is gone."""
 
-    def __init__(self, name: str, path: Path, journal: Journal | None = None) -> None:
-        """The one that has a `journal` writes, others can't."""
-        self._name, self._path, self._journal = name, path, journal
+    def __init__(self, name: str, path: Path, wal: WriteAheadLog | None = None) -> None:
+        """The one that has a `wal` writes, others can't."""
+        self._name, self._path, self._wal = name, path, wal
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._db: sqlite3.Connection | None = None
@@ -92,16 +92,16 @@ class ConnectionThread:
     def _serve(self) -> None:
         while (request := self._next()) is not None:
             self._answer(*request)
-            if self._journal is not None and self._journal.urgent:
-                self._copy_back(self._journal)
+            if self._wal is not None and self._wal.urgent:
+                self._copy_back(self._wal)
         self._drop()
 
     def _next(self) -> _Request | None:
-        if self._journal is not None and self._journal.due:
+        if self._wal is not None and self._wal.due:
             try:
                 return self._requests.get(timeout=_PAUSE)
             except queue.Empty:
-                self._copy_back(self._journal)
+                self._copy_back(self._wal)
         return self._requests.get()
 
     def _answer(self, work: Callable[[sqlite3.Connection], Any], future: "asyncio.Future[Any]") -> None:
@@ -109,7 +109,7 @@ class ConnectionThread:
         failure: Exception | None = None
         try:
             if self._db is None:
-                self._db = connect(self._path, reading=self._journal is None)
+                self._db = connect(self._path, reading=self._wal is None)
             result = work(self._db)
         except (sqlite3.IntegrityError, sqlite3.DataError) as error:
             failure = ValueError(f"A change contradicts what is stored: {error}")
@@ -123,13 +123,13 @@ class ConnectionThread:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
             future.get_loop().call_soon_threadsafe(_settle, future, result, failure)
 
-    def _copy_back(self, journal: Journal) -> None:
+    def _copy_back(self, wal: WriteAheadLog) -> None:
         if self._db is None:
             return
         try:
-            journal.copy_back(self._db)
+            wal.copy_back(self._db)
         except sqlite3.Error as error:
-            # No commit depends on it, and the journal grows meanwhile; if the disk is full the next commit says so.
+            # No commit depends on it, and the write-ahead log grows meanwhile; if the disk is full the next commit says so.
             unavailable(error, self._path)
             if not passes(error):
                 self._drop()

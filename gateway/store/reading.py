@@ -1,6 +1,6 @@
 """Each question as SQL: functions of a connection, run on the one that only reads.
 
-Every one of them ends its read before it returns: a statement left half read would keep the journal from beginning anew.
+Every one of them ends its read before it returns: a statement left half read would keep the write-ahead log from beginning anew.
 """
 
 import contextlib

@@ -15,7 +15,7 @@ from gateway.errors import ConfigurationError, StoreUnavailable
 from gateway.store import purging, reading, schema
 from gateway.store.base import Change, Chunk, ExecutionRow, KernelRow, LargeValue, Retention, Tombstone
 from gateway.store.connection import ConnectionThread, transaction
-from gateway.store.journal import PAGE, Journal, weight
+from gateway.store.wal import PAGE, WriteAheadLog, weight
 from gateway.store.writing import apply, guard
 
 _PROBE = 64 * 1024
@@ -29,8 +29,8 @@ class SqliteStore:
         self.durable = True
         self.epoch = 0
         self._path = path
-        self._journal = Journal()
-        self._writer = ConnectionThread("store-writer", path, self._journal)
+        self._wal = WriteAheadLog()
+        self._writer = ConnectionThread("store-writer", path, self._wal)
         self._reader = ConnectionThread("store-reader", path)
 
     async def open(self) -> None:
@@ -106,7 +106,7 @@ class SqliteStore:
         await self._writer.run(self._probe)
 
     async def aclose(self) -> None:
-        # The reader first: whoever closes last copies the journal back, and that is the writer's business.
+        # The reader first: whoever closes last copies the write-ahead log back, and that is the writer's business.
         await self._reader.aclose()
         await self._writer.aclose()
 
@@ -117,36 +117,36 @@ class SqliteStore:
             guard(db, self.epoch)
             for change in changes:
                 apply(db, change)
-        self._journal.wrote(len(changes), sum(map(weight, changes)))
+        self._wal.wrote(len(changes), sum(map(weight, changes)))
 
     def _purge(self, db: sqlite3.Connection, retention: Retention, now: float) -> int:
         with transaction(db):
             guard(db, self.epoch)
             removed = purging.Piece(db, retention, now).run()
-        self._journal.wrote(removed, 0)
+        self._wal.wrote(removed, 0)
         return removed
 
     def _give_back(self, db: sqlite3.Connection) -> int:
         pages = purging.give_back(db)
-        self._journal.wrote(0, 2 * pages * PAGE)  # a page that is moved, and who points to it
+        self._wal.wrote(0, 2 * pages * PAGE)  # a page that is moved, and who points to it
         return pages
 
     def _shorten(self, db: sqlite3.Connection, removed: int) -> None:
-        # While there is more to remove the journal will be needed again at once.
-        if self._journal.due or (self._journal.pending and not removed):
-            self._journal.truncate(db)
+        # While there is more to remove the write-ahead log will be needed again at once.
+        if self._wal.due or (self._wal.pending and not removed):
+            self._wal.truncate(db)
 
     def _probe(self, db: sqlite3.Connection) -> None:
         with transaction(db):
             guard(db, self.epoch)
             db.execute("UPDATE meta SET probe = zeroblob(?)", (_PROBE,))
-        self._journal.wrote(1, _PROBE)
+        self._wal.wrote(1, _PROBE)
 
 
 def _length(path: Path) -> int:
-    """Of the file and its journal. That the file is gone is an error, that there is no journal is not."""
+    """Of the file and its write-ahead log. That the file is gone is an error, that there is no write-ahead log is not."""
     try:
-        journal = Path(f"{path}-wal").stat().st_size
+        wal = Path(f"{path}-wal").stat().st_size
     except FileNotFoundError:
-        journal = 0
-    return path.stat().st_size + journal
+        wal = 0
+    return path.stat().st_size + wal

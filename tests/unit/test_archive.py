@@ -117,7 +117,8 @@ async def test_pages_of_executions_are_newest_first(store: LastingStore) -> None
             await run(kernel, "hello")
         waiting = kernel.execute(cell("chatty"))
         await waiting.stored()
-        found, before = [], None
+        found: list[dict[str, Any]] = []
+        before = None
         while page := await manager.executions(kernel.id, before, 3):
             assert len(page) <= 3
             found += page

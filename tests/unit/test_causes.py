@@ -93,6 +93,11 @@ def test_every_fixed_cause_has_a_code_and_a_sentence() -> None:
     fixed += [causes.idle(60), causes.lifetime(5), causes.busy(2)]
     # One code can have several sentences, but no sentence stands twice.
     assert len({cause["message"] for cause in fixed}) == len(fixed)
-    assert {cause["code"] for cause in fixed} >= {"gateway_restarted", "gateway_stopped", "sandbox_unreachable", "kernel_deleted"}
+    assert {cause["code"] for cause in fixed} >= {
+        "gateway_restarted",
+        "gateway_stopped",
+        "sandbox_unreachable",
+        "kernel_deleted",
+    }
     assert all(cause["message"].endswith((".", ").")) for cause in fixed)
     assert causes.idle(90)["timeout"] == 90

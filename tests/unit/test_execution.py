@@ -334,7 +334,9 @@ def feed(execution: Execution, step: str, value: int, number: int) -> None:
     elif step == "shown":
         execution.produce([shown(number, value)])
     elif step == "large":
-        execution.produce([(Payload("display", {"data": {"a": "x" * value, "n": number}, "metadata": {}, "display_id": None}), 10)])
+        execution.produce(
+            [(Payload("display", {"data": {"a": "x" * value, "n": number}, "metadata": {}, "display_id": None}), 10)]
+        )
     elif step == "question":
         if execution.budget.admit_question(value):
             execution.input_request = {"msg_id": f"q{number}"}

@@ -180,4 +180,4 @@ def test_what_the_next_gateway_has_to_do(state: str, phase: str) -> None:
 def test_every_state_has_a_meaning_for_the_next_gateway() -> None:
     for state in KernelState:
         for before in ("ready", "launching", "dead", "stopping"):
-            assert phase_of(state, before) in ("ready", "launching", "dead", "stopping")  # type: ignore[arg-type]
+            assert phase_of(state, before) in ("ready", "launching", "dead", "stopping")

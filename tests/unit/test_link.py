@@ -863,7 +863,10 @@ async def test_frames_of_the_gateway_before_are_sent_unless_they_are_there(there
 
 async def test_numbers_go_on_where_they_were() -> None:
     taken: list[Frame] = []
-    async with listening(taken.extend, restored={"secret": "s", "received": 7, "sent": 9}) as listener, listener.dialled() as peer:
+    async with (
+        listening(taken.extend, restored={"secret": "s", "received": 7, "sent": 9}) as listener,
+        listener.dialled() as peer,
+    ):
         assert (await peer.greet("s", received=9))["received"] == 7
         await peer.send(event(6, event="old"), event(7, event="old"), event(8, event="new"))
         await until(lambda: taken)

@@ -55,7 +55,9 @@ def test_what_is_one_too_many_and_what_is_missing(boxes: dict[str, bool], kernel
 async def stranger(engine: FakeEngine, kernel_id: str) -> FakeSandbox:
     """A box that no kernel stands for."""
     spec = SandboxSpec(kernel_id, "cellgate-kernel:latest", Limits(1, 1.0, 1), 0, 0, 0)
-    return await engine.create(spec, lambda: Link(LinkSettings(), lambda _batch: None, 60.0, 60.0))
+    box = await engine.create(spec, lambda: Link(LinkSettings(), lambda _batch: None, 60.0, 60.0))
+    await box.link.connected.wait()
+    return box
 
 
 async def test_orphans_are_removed_and_what_belongs_to_others_is_not(engine: FakeEngine) -> None:

@@ -14,7 +14,11 @@ from gateway.store.base import AddEvents, Chunk
 
 TIME = "2026-11-30T16:00:00.000000Z"
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=50),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=50),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
     max_leaves=12,
 )
@@ -29,11 +33,11 @@ def logs(draw: st.DrawFn) -> list[Event]:
     found = []
     first = draw(st.integers(1, 1000))
     for seq in range(first, first + draw(st.integers(1, 6))):
-        content = dict(draw(members))
+        content: dict[str, Any] = dict(draw(members))
         if draw(st.booleans()):
-            data = dict(draw(bundles))
+            data: dict[str, Any] = dict(draw(bundles))
             for media in draw(st.lists(st.sampled_from(sorted(data) or ["text/plain"]), max_size=2)):
-                data[media] = draw(st.sampled_from(["x" * 70_000, "é\n\"" * 30_000, [1.5] * 30_000, {"a": ["b" * 80_000]}]))
+                data[media] = draw(st.sampled_from(["x" * 70_000, 'é\n"' * 30_000, [1.5] * 30_000, {"a": ["b" * 80_000]}]))
             content["data"] = data
         found.append(Event(seq, "display", TIME, draw(st.none() | st.just("e")), content))
     return found

@@ -1,7 +1,7 @@
-"""When the write-ahead journal is copied back into the database, so that no cell waits for it and the journal stays bounded.
+"""When the write-ahead log is copied back into the database, so that no cell waits for it and the log stays bounded.
 
 SQLite's own rule (every 1,000 pages, inside the commit that gets there) makes some cell pay for a copy and two syncs. Here it
-happens in a pause between commits; only a journal that finds no pause is copied regardless. It runs on the connection that
+happens in a pause between commits; only a log that finds no pause is copied regardless. It runs on the connection that
 writes, never on another one: SQLite before 3.51.3 can damage a database when one connection writes while another copies back.
 """
 
@@ -12,16 +12,16 @@ from gateway.store.base import AddEvents, AddFrame, AddHeld, Change, PutExecutio
 SOFT = 4 * 1024 * 1024
 """Bytes written after which the next pause is used."""
 HARD = 16 * 1024 * 1024
-"""Bytes written after which there is no waiting for a pause; also what the journal's file may keep for reuse."""
+"""Bytes written after which there is no waiting for a pause; also what the write-ahead log's file may keep for reuse."""
 CEILING = 64 * 1024 * 1024
-"""Bytes of the journal itself past which readers are waited for, so that it can begin anew."""
+"""Bytes of the write-ahead log itself past which readers are waited for, so that it can begin anew."""
 PAGE = 4096
 
 _PAGES_A_CHANGE = 3
 """A change dirties its table's page and some index pages, and each is written whole."""
 
 
-class Journal:
+class WriteAheadLog:
     """Counts what was written since the last copy. Belongs to the thread that writes."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Journal:
             self.pending = (length - copied) * PAGE
 
     def truncate(self, db: sqlite3.Connection) -> None:
-        """Copies everything and gives the journal's space back."""
+        """Copies everything and gives the write-ahead log's space back."""
         self.pending = 0
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
