@@ -4,6 +4,7 @@ Tells its owner when it is lost (`on_lost`, with a cause). Everything that needs
 sandbox first.
 """
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -92,7 +93,7 @@ class Box:
         """Waits until the supervisor of a box that was taken over has called: None then, else why the box counts as ended."""
         sandbox = self._sandbox
         assert sandbox is not None
-        cause = await loss.judge(sandbox, self._settings.lost_timeout)
+        cause = await loss.judge(sandbox, self._settings.lost_timeout, needs_engine=True)
         if cause is None:
             tasks.start_soon(self._watch, sandbox)
             tasks.start_soon(sandbox.link.keep, self._on_silence)
@@ -152,6 +153,13 @@ class Box:
             await sandbox.thaw()
             self.frozen = sandbox.link.frozen = False
 
+    async def wake(self) -> None:
+        """The engine has it frozen without our knowing: a request that was given up has been carried out after all."""
+        async with self._thawing:
+            if self._sandbox is not None and not self.frozen:
+                log.warning("frozen_unasked")
+                await self._sandbox.thaw()
+
     async def remove(self) -> None:
         """Ends it; a failure of the engine is logged, since the next sweep or the box's own lifetime finishes the work."""
         sandbox, self._sandbox = self._sandbox, None
@@ -160,7 +168,8 @@ class Box:
         try:
             if self.frozen:
                 # Some engines can't end a frozen box.
-                await sandbox.thaw()
+                with contextlib.suppress(EngineUnavailable):
+                    await sandbox.thaw()
             await sandbox.remove()
         except EngineUnavailable as error:
             log.warning("sandbox_not_removed", reason=error.detail)

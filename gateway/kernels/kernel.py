@@ -19,6 +19,7 @@ import anyio.abc
 import structlog
 
 from gateway.errors import (
+    EngineUnavailable,
     GatewayError,
     IdempotencyConflict,
     KernelDead,
@@ -141,6 +142,9 @@ class Kernel:
     @property
     def has_box(self) -> bool:
         return self._box.present
+
+    async def wake_box(self) -> None:
+        await self._box.wake()
 
     async def check_box(self) -> None:
         await self._box.check()
@@ -343,8 +347,9 @@ class Kernel:
         self.touch()
         if self.frozen:
             assert self._tasks is not None
-            self.cells.held = True
-            self._tasks.start_soon(self._thaw)
+            if not self.cells.held:
+                self.cells.held = True
+                self._tasks.start_soon(self._thaw)
         # Which number it has is recorded, though nothing of it may ever go over the link.
         self.record.changed()
         return self.cells.submit(request, None, key, fingerprint)
@@ -359,12 +364,14 @@ class Kernel:
             raise KernelUnavailable(f"The kernel is {self.state} at the moment; try again shortly.", kernel_id=self.id)
 
     async def _thaw(self) -> None:
-        try:
-            await self._box.thaw()
-        except GatewayError as error:
-            await self.on_lost(causes.plain("engine_unavailable", f"The frozen sandbox could not be thawed. {error.detail}"))
-        else:
-            self._release()
+        """Only the engine can: while it is away, cells wait."""
+        while self.frozen and self.alive:
+            try:
+                await self._box.thaw()
+            except EngineUnavailable as error:
+                log.warning("not_thawed", kernel_id=self.id, reason=error.detail)
+                await anyio.sleep(1.0)
+        self._release()
 
     def _may_revive(self) -> bool:
         """Whether the next cell brings a dead kernel back: the box is there, and it has not died too often lately."""

@@ -19,14 +19,17 @@ _ROUNDS_WITHOUT_ENGINE = 12
 """A supervisor that lives dials again within a second; when the engine can't be asked either, so many rounds are enough."""
 
 
-async def judge(sandbox: Sandbox, patience: float, killed_before: bool = False) -> Cause | None:
+async def judge(sandbox: Sandbox, patience: float, killed_before: bool = False, needs_engine: bool = False) -> Cause | None:
     """Waits about `patience` seconds: None once the link is back, else why the sandbox counts as ended.
 
-    `killed_before`: something in the sandbox was ended for want of memory earlier, and the sandbox lived on.
+    `killed_before`: something in the sandbox was ended for want of memory earlier, and the sandbox lived on. `needs_engine`: the
+    sandbox may be frozen, so its silence says nothing until the engine has answered.
     """
     unanswered = 0
     engine_was_away = False
-    for _ in range(max(1, int(patience / _INTERVAL))):
+    rounds = max(1, int(patience / _INTERVAL))
+    while rounds > 0:
+        rounds -= 1
         try:
             if end := await sandbox.exit():
                 return causes.from_sandbox(end, killed_before, engine_was_away)
@@ -35,6 +38,9 @@ async def judge(sandbox: Sandbox, patience: float, killed_before: bool = False) 
             log.warning("engine_unavailable", reason=error.detail)
             unanswered += 1
             engine_was_away = True
+            if needs_engine:
+                # Frozen, maybe: only the engine knows, and only it can thaw.
+                rounds, unanswered = max(1, int(patience / _INTERVAL)), 0
         if unanswered >= _ROUNDS_WITHOUT_ENGINE:
             return causes.ENGINE_GONE
         with anyio.move_on_after(_INTERVAL):

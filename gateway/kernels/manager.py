@@ -267,7 +267,7 @@ class KernelManager:
         return {kernel.id for kernel in self._kernels.values() if not kernel.gone}
 
     def _inhabited(self) -> Sequence[Kernel]:
-        return [kernel for kernel in self._kernels.values() if kernel.started and kernel.has_box]
+        return [kernel for kernel in self._kernels.values() if (kernel.started or kernel.phase == "ready") and kernel.has_box]
 
     async def _purge(self) -> None:
         """Forgets what is too old or too much, piece by piece."""

@@ -18,7 +18,15 @@ log = structlog.get_logger()
 class Inhabited(Protocol):
     """A kernel that has a box, as far as is known."""
 
-    id: str
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def frozen(self) -> bool:
+        """It has asked for that."""
+
+    async def wake_box(self) -> None:
+        """The box is frozen although nobody wants that: a request that was given up has been carried out after all."""
 
     async def check_box(self) -> None:
         """Finds out whether the box is really gone, and ends the kernel then."""
@@ -53,6 +61,10 @@ async def look(
             log.warning("sandbox_not_removed", kernel_id=kernel_id, reason=error.detail)
         else:
             removed += 1
+    paused = {box.kernel_id for box in found if box.frozen}
+    for kernel in before:
+        if kernel.id in paused and not kernel.frozen:
+            await kernel.wake_box()
     for kernel in ghosts(found, before):
         await kernel.check_box()
     return removed

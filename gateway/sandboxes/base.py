@@ -43,6 +43,8 @@ class FoundSandbox:
 
     kernel_id: str
     running: bool
+    """Frozen ones too."""
+    frozen: bool = False
     epoch: int = 0
     owner: str = ""
     expires_at: float = 0.0

@@ -26,7 +26,7 @@ import docker.errors
 import requests.exceptions
 import structlog
 
-from gateway.errors import ConfigurationError, EngineUnavailable, ImageMissing, StartFailed
+from gateway.errors import ConfigurationError, EngineUnavailable, ImageMissing, LinkClosed, StartFailed
 from gateway.sandboxes import docker_check, lockdown
 from gateway.sandboxes.base import EngineReport, FoundSandbox, SandboxExit, SandboxSpec
 from gateway.sandboxes.image import ROOT, source_files
@@ -268,7 +268,12 @@ class DockerEngine:
         except docker.errors.APIError as error:
             raise EngineUnavailable(f"The engine can't tell which sandboxes there are: {error.explanation or error}") from None
         found = [
-            lockdown.found(_kernel_id(container), container.get("State") in _RUNNING, container.get("Labels") or {})
+            lockdown.found(
+                _kernel_id(container),
+                container.get("State") in _RUNNING,
+                container.get("Labels") or {},
+                container.get("State") == "paused",
+            )
             for container in containers
         ]
         left -= {sandbox.kernel_id for sandbox in found}
@@ -393,6 +398,9 @@ class DockerSandbox:
             self._server.close()
 
     async def remove(self) -> None:
+        # It ends by itself where the engine does not answer.
+        with contextlib.suppress(LinkClosed):
+            self.link.post("end")
         await self.detach()
         try:
             await self._engine.remove(self.name)

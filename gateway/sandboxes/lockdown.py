@@ -63,12 +63,13 @@ def container_body(
     }
 
 
-def found(kernel_id: str, running: bool, labels: Mapping[str, str]) -> FoundSandbox:
+def found(kernel_id: str, running: bool, labels: Mapping[str, str], frozen: bool = False) -> FoundSandbox:
     """What a container's labels say of it. They may be those of an older version, or anybody's: what makes no sense is left out."""
     epoch = labels.get(f"{LABEL}epoch", "")
     return FoundSandbox(
         kernel_id,
         running,
+        frozen,
         epoch=int(epoch) if re.fullmatch(r"[0-9]{1,18}", epoch) else 0,
         owner=labels.get(f"{LABEL}owner", ""),
         expires_at=_moment(labels.get(f"{LABEL}expires", "")),

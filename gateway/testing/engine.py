@@ -117,7 +117,7 @@ class FakeEngine:
     async def list(self) -> Sequence[FoundSandbox]:
         self.require()
         return [
-            FoundSandbox(kernel_id, box.inside.ended is None, box.spec.epoch, box.spec.owner, box.spec.expires_at)
+            FoundSandbox(kernel_id, box.inside.ended is None, box.frozen, box.spec.epoch, box.spec.owner, box.spec.expires_at)
             for kernel_id, box in self.host.boxes.items()
             if box.gateway_id == self.gateway_id
         ]

@@ -1,4 +1,5 @@
-"""What a stop of the gateway does: no new work, running cells get their time, and whoever waits is told how it ended."""
+"""What a stop of the gateway does when it is to take its kernels with it (`on_shutdown` "stop"): no new work, running cells get their
+time, and whoever waits is told how it ended. What it does by default, when they live on, is in tests/faults/test_detach.py."""
 
 import os
 import signal
@@ -35,7 +36,7 @@ def stopping(subject: Subject) -> bool:
 
 
 def test_a_cell_that_ends_in_time_is_waited_for_and_new_work_refused() -> None:
-    with Subject(server={"drain_timeout": 20}) as subject, ThreadPoolExecutor(1) as pool:
+    with Subject(server={"on_shutdown": "stop", "drain_timeout": 20}) as subject, ThreadPoolExecutor(1) as pool:
         kernel_id, _ = subject.create()
         running = pool.submit(post, subject, kernel_id, "import time; time.sleep(3); print('done')")
         eventually(lambda: busy(subject, kernel_id), "busy")
@@ -52,7 +53,7 @@ def test_a_cell_that_ends_in_time_is_waited_for_and_new_work_refused() -> None:
 
 
 def test_a_cell_that_takes_too_long_ends_with_the_cause() -> None:
-    with Subject(server={"drain_timeout": 1}) as subject, ThreadPoolExecutor(1) as pool:
+    with Subject(server={"on_shutdown": "stop", "drain_timeout": 1}) as subject, ThreadPoolExecutor(1) as pool:
         kernel_id, _ = subject.create()
         running = pool.submit(post, subject, kernel_id, "import time; time.sleep(600)")
         eventually(lambda: busy(subject, kernel_id), "busy")
@@ -63,8 +64,20 @@ def test_a_cell_that_takes_too_long_ends_with_the_cause() -> None:
         assert left(subject) == 0
 
 
+def test_by_default_kernels_live_on() -> None:
+    with Subject(server={"on_shutdown": "detach", "drain_timeout": 1}) as subject:
+        kernel_id, _ = subject.create()
+        assert post(subject, kernel_id, "treasure = 42").json()["status"] == "ok"
+        subject.terminate()
+        assert left(subject) == 1
+        subject.start()
+        assert post(subject, kernel_id, "treasure").json()["outputs"][0]["data"]["text/plain"] == "42"
+        subject.delete(kernel_id)
+        assert left(subject) == 0
+
+
 def test_a_second_signal_waits_for_nobody() -> None:
-    with Subject(server={"drain_timeout": 600}) as subject, ThreadPoolExecutor(1) as pool:
+    with Subject(server={"on_shutdown": "stop", "drain_timeout": 600}) as subject, ThreadPoolExecutor(1) as pool:
         kernel_id, _ = subject.create()
         running = pool.submit(post, subject, kernel_id, "import time; time.sleep(600)")
         eventually(lambda: busy(subject, kernel_id), "busy")

@@ -169,8 +169,13 @@ def test_killed_while_the_disk_is_full() -> None:
 
 
 def test_a_disk_that_fails() -> None:
+    """What a file system has not written when its device fails is lost, as when the machine's power fails: so here it has."""
     with Medium().there() as medium, Mortal(store={"path": medium.where / "store"}) as mortal:
-        kernel, running = running_cell(mortal)
+        kernel = mortal.kernel()
+        running = submit(kernel, f"print('first', flush=True); import time; time.sleep(6)\n{_COUNTS}")
+        until(kernel, running, "stream")
+        time.sleep(1)
+        os.sync()
         medium.fail()
         degraded(mortal, kernel)
         seen = so_far(kernel, running)
@@ -181,7 +186,10 @@ def test_a_disk_that_fails() -> None:
         medium.unmount()
         medium.mount()
         mortal.start()
-        all_there(mortal.kernel(kernel), running, seen)
+        kernel = mortal.kernel(kernel)
+        events = whole(read_on(kernel, running))
+        assert (events[: len(seen)], printed(events)) == (seen, "first\n" + COUNTED)
+        assert kernel.value("treasure") == "42"
 
 
 def test_no_start_on_a_disk_that_is_read_only() -> None:

@@ -55,7 +55,7 @@ def resident() -> int:
 
 
 async def cycle(manager: KernelManager, number: int) -> None:
-    kernel = await manager.create(CreateRequest())
+    kernel, _ = await manager.create(CreateRequest())
     execution = kernel.execute(CellRequest(code=f"x = {number}; print(x); x", timeout=30))
     await execution.done.wait()
     assert execution.status == "ok", execution.end

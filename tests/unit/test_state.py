@@ -63,7 +63,7 @@ def test_every_state_has_its_row_and_is_reached() -> None:
 
 def test_cells_are_taken_by_living_kernels_and_by_those_that_are_taken_up_again() -> None:
     assert set(ALIVE) == {KernelState.IDLE, KernelState.BUSY, KernelState.INTERRUPTING}
-    assert ACCEPTS_CELLS == ALIVE | {KernelState.RECOVERING}
+    assert ALIVE | {KernelState.RECOVERING} == ACCEPTS_CELLS
 
 
 def test_from_every_state_a_kernel_can_be_stopped() -> None:
