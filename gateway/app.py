@@ -20,12 +20,27 @@ from fastapi.openapi.utils import get_openapi
 from starlette.types import ASGIApp
 
 from gateway import __version__, telemetry
-from gateway.api import execute, executions, files, health, native, problems, socket
+from gateway.api import (
+    execute,
+    executions,
+    files,
+    health,
+    jupyter_kernels,
+    jupyter_metrics,
+    jupyter_server,
+    jupyter_sessions,
+    jupyter_specs,
+    native,
+    problems,
+    socket,
+)
 from gateway.api.auth import TokenCheck, check_bind, load_token
 from gateway.api.guard import Guard
 from gateway.api.wire import BoundedHttpProtocol
 from gateway.errors import ConfigurationError, EngineUnavailable, StoreFenced
+from gateway.kernels.log import timestamp
 from gateway.kernels.manager import KernelManager
+from gateway.kernels.sessions import Sessions
 from gateway.sandboxes.base import SandboxEngine
 from gateway.sandboxes.docker import DockerEngine
 from gateway.settings import Settings
@@ -51,6 +66,9 @@ def create_app(settings: Settings, engine: SandboxEngine | None = None) -> FastA
                 stack.push_async_callback(chosen.aclose)
                 memory = await _ready(chosen, bool(await store.kernels()))
                 manager = app.state.manager = KernelManager(settings, chosen, memory, store)
+                app.state.sessions = Sessions(manager, settings.state_dir / "sessions.json" if store.durable else None)
+                app.state.started = timestamp()
+                app.state.metrics.watch(manager, app.state.started)
                 tasks = await stack.enter_async_context(anyio.create_task_group())
                 await tasks.start(_run_manager, manager, app)
             except Exception as error:
@@ -65,12 +83,21 @@ def create_app(settings: Settings, engine: SandboxEngine | None = None) -> FastA
                 tasks.cancel_scope.cancel()
 
     app = FastAPI(
-        title="Cellgate", version=__version__, description=DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None
+        title="Cellgate",
+        version=__version__,
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        root_path_in_servers=False,
     )
+    app.state.settings, app.state.metrics = settings, jupyter_metrics.Metrics()
     for room in (health, native, execute, executions, files, socket):
         app.include_router(room.router)
+    for room in (jupyter_server, jupyter_specs, jupyter_kernels, jupyter_sessions, jupyter_metrics):
+        app.include_router(room.router)
     problems.install(app)
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    app.openapi = lambda: _openapi(app, settings.server.base_url)  # type: ignore[method-assign]
     return app
 
 
@@ -79,8 +106,8 @@ def guarded(app: FastAPI, settings: Settings) -> ASGIApp:
     check_bind(settings)
     if settings.auth == "none":
         log.warning("no_token_needed", text="Anyone on this machine who reaches the port may run code.")
-        return Guard(app, settings.server, lambda _header: True)
-    return Guard(app, settings.server, TokenCheck(load_token(settings).value))
+        return Guard(app, settings.server, lambda _header: True, app.state.metrics.observe)
+    return Guard(app, settings.server, TokenCheck(load_token(settings).value), app.state.metrics.observe)
 
 
 async def _run_manager(manager: KernelManager, app: FastAPI, *, task_status: anyio.abc.TaskStatus[None]) -> None:
@@ -147,7 +174,7 @@ def gateway_id(state_dir: Path) -> str:
         raise ConfigurationError(f"The state directory {state_dir} can't be used ({error.strerror}).") from None
 
 
-def _openapi(app: FastAPI) -> dict[str, Any]:
+def _openapi(app: FastAPI, base_url: str) -> dict[str, Any]:
     """FastAPI's document, plus what it can't see: the bearer token and the events of streamed answers."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
@@ -157,6 +184,8 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
             schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
             components["schemas"].setdefault(model.__name__, schema)
         document["security"] = [{"token": []}]
+        if base_url != "/":
+            document["servers"] = [{"url": base_url.rstrip("/")}]
         app.openapi_schema = document
     return app.openapi_schema
 
@@ -173,7 +202,8 @@ class _Server(uvicorn.Server):
         if self.started and not self.should_exit:
             port = self.servers[0].sockets[0].getsockname()[1]
             host = self.config.host
-            self._on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            base = self._settings.server.base_url.rstrip("/")
+            self._on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}{base}")
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
         """Cells first, then connections: whoever waits for a cell reads its end."""

@@ -98,6 +98,18 @@ class KernelGone(GatewayError):
     code, status, ws_close = "kernel_gone", 410, 4410
 
 
+class KernelIdTaken(GatewayError):
+    """The id belongs to a kernel that has ended"""
+
+    code, status, ws_close = "kernel_id_taken", 409, 4409
+
+
+class SessionNotFound(NotFound):
+    """No such session"""
+
+    code = "session_not_found"
+
+
 class ExecutionNotFound(NotFound):
     """No such execution"""
 

@@ -1,17 +1,20 @@
 """The one Settings tree: everything an operator can choose, with its unit, its default and the reason for it.
 
 Sources, strongest first: command-line flags (passed as arguments), ``CELLGATE_`` environment variables (``__`` between
-levels: ``CELLGATE_SERVER__PORT=9000``), the TOML file named by ``CELLGATE_CONFIG`` or ``--config``. No other module reads the
-environment. The tree is frozen: what was true at the start stays true.
+levels: ``CELLGATE_SERVER__PORT=9000``), the ``KG_`` and ``EG_`` variables of Jupyter's own gateways (`JUPYTER_ALIASES`), the TOML file
+named by ``CELLGATE_CONFIG`` or ``--config``. No other module reads the environment. The tree is frozen: what was true at the start
+stays true.
 """
 
 import os
+import re
 import tomllib
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from gateway.errors import ConfigurationError
@@ -37,6 +40,14 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+def _path_prefix(value: str) -> str:
+    """``user/x`` -> ``/user/x/``, empty -> ``/``."""
+    parts = [part for part in value.split("/") if part]
+    if any(re.fullmatch(r"[A-Za-z0-9._~@-]+", part) is None or set(part) == {"."} for part in parts):
+        raise ValueError("a base URL is a path of letters, digits and . _ ~ @ -, as /user/x/")
+    return "/".join(("", *parts, ""))
+
+
 class ServerSettings(_Frozen):
     """Where the gateway listens and what it takes from clients."""
 
@@ -45,8 +56,27 @@ class ServerSettings(_Frozen):
     """0 lets the system choose; the chosen one is printed."""
     allowed_hosts: tuple[str, ...] = ()
     """Host headers accepted besides loopback names and the listening address (against DNS rebinding)."""
+    base_url: Annotated[str, AfterValidator(_path_prefix)] = "/"
+    """The path under which everything is served, as ``/user/x/``, when a proxy passes it on."""
     allowed_origins: tuple[str, ...] = ()
-    """Exact browser origins that may call the API, for example ``https://lab.example``."""
+    """Exact browser origins that may call the API, for example ``https://lab.example``; ``*``: any, which needs a token."""
+    cors_headers: tuple[str, ...] = (
+        "Accept",
+        "Authorization",
+        "Content-Type",
+        "Idempotency-Key",
+        "Last-Event-ID",
+        "Prefer",
+        "X-XSRFToken",
+    )
+    """Request headers that pages of the allowed origins may send."""
+    cors_methods: tuple[str, ...] = ("GET", "POST", "PUT", "PATCH", "DELETE")
+    cors_expose_headers: tuple[str, ...] = ("Location", "Retry-After", "Idempotency-Replayed")
+    """Headers of answers that pages of the allowed origins may read."""
+    cors_credentials: bool = False
+    """Whether those pages may send cookies and client certificates. The gateway has no use for either; a proxy before it may."""
+    cors_max_age: int = Field(default=600, ge=0)
+    """Seconds for which a browser may remember what it was allowed."""
     max_body: int = 16 * MIB
     """Bytes of a JSON body. Files are streamed and bounded by the sandbox's own disk limit."""
     max_upload: int = 4096 * MIB
@@ -63,6 +93,16 @@ class ServerSettings(_Frozen):
     """Seconds that running cells get to end when the gateway is told to stop; new work is refused meanwhile."""
     shutdown_grace: float = 5.0
     """Seconds that open requests get after that, to read how their cells have ended."""
+
+
+class JupyterSettings(_Frozen):
+    """What Jupyter's clients may ask for at ``/api``."""
+
+    client_envs: tuple[str, ...] = ()
+    """Names of variables that a client may set for its kernel besides ``KERNEL_…``; ``*``: any. Others are ignored."""
+    launch_timeout: float = Field(default=0.0, ge=0)
+    """Seconds in which a kernel has to be ready when its request names no KERNEL_LAUNCH_TIMEOUT; 0, and at most: the spec's
+    `start_timeout`."""
 
 
 class LimitSettings(_Frozen):
@@ -243,6 +283,48 @@ def _default_state_dir() -> Path:
     return Path(base).expanduser() / "cellgate"
 
 
+_LISTS = re.compile(r"allowed_origins|cors_(headers|methods|expose_headers)|client_envs")
+JUPYTER_ALIASES: dict[str, str] = {
+    "AUTH_TOKEN": "token",
+    "IP": "server.host",
+    "PORT": "server.port",
+    "BASE_URL": "server.base_url",
+    "ALLOW_ORIGIN": "server.allowed_origins",
+    "ALLOW_HEADERS": "server.cors_headers",
+    "ALLOW_METHODS": "server.cors_methods",
+    "EXPOSE_HEADERS": "server.cors_expose_headers",
+    "ALLOW_CREDENTIALS": "server.cors_credentials",
+    "MAX_AGE": "server.cors_max_age",
+    "MAX_KERNELS": "kernels.max_kernels",
+    "DEFAULT_KERNEL_NAME": "kernels.default_spec",
+    "CULL_IDLE_TIMEOUT": "culling.cull_idle_timeout",
+    "CULL_INTERVAL": "culling.cull_interval",
+    "CULL_CONNECTED": "culling.cull_connected",
+    "ENV_WHITELIST": "jupyter.client_envs",
+    "CLIENT_ENVS": "jupyter.client_envs",
+    "KERNEL_LAUNCH_TIMEOUT": "jupyter.launch_timeout",
+}
+"""What follows ``KG_`` or ``EG_`` -> the setting. Lists are separated by commas; an empty value is none."""
+
+
+class _JupyterEnvironment(PydanticBaseSettingsSource):
+    """The variables of Jupyter Kernel Gateway and Enterprise Gateway, so that a deployment of theirs starts with few changes."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        return None, field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for alias, setting in JUPYTER_ALIASES.items():
+            value = os.environ.get(f"KG_{alias}") or os.environ.get(f"EG_{alias}")
+            if not value:
+                continue
+            group, _, name = setting.rpartition(".")
+            table = found.setdefault(group, {}) if group else found
+            table[name] = [item for item in re.split(r"[,\s]+", value) if item] if _LISTS.fullmatch(name) else value
+        return found
+
+
 class Settings(BaseSettings):
     """Everything. Frozen; build it with `load`."""
 
@@ -261,6 +343,7 @@ class Settings(BaseSettings):
     log_format: Literal["console", "json"] = "console"
     server: ServerSettings = ServerSettings()
     kernels: KernelSettings = KernelSettings()
+    jupyter: JupyterSettings = JupyterSettings()
     culling: CullingSettings = CullingSettings()
     store: StoreSettings = StoreSettings()
     link: LinkSettings = LinkSettings()
@@ -275,10 +358,9 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
+        sources = (init_settings, env_settings, _JupyterEnvironment(settings_cls))
         file = _config_file.get()
-        if file is None:
-            return (init_settings, env_settings)
-        return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls, file))
+        return sources if file is None else (*sources, TomlConfigSettingsSource(settings_cls, file))
 
 
 _config_file: ContextVar[Path | None] = ContextVar("_config_file", default=None)

@@ -34,6 +34,15 @@ Made from `gateway/settings.py` by `scripts/docs`. Strongest first: command-line
 named by `--config` or `CELLGATE_CONFIG`. A setting `b` of the group `a` is `CELLGATE_A__B` in the environment and `b` in the
 table `[a]` of the file. Kernel specs are tables `[kernels.specs.NAME]`, their limits `[kernels.specs.NAME.limits]` and
 `[kernels.specs.NAME.maximum]`. Sizes are bytes, or a number with k, m or g; times are seconds.
+The variables of Jupyter Kernel Gateway and Enterprise Gateway in the last table come after the environment variables above and before the file.
+"""
+_ALIASES_HEAD = """
+## Variables of other gateways
+
+Where both are set the first counts. Lists are separated by commas, an empty value is none.
+
+| variable | setting |
+| --- | --- |
 """
 _GROUPS = {
     "Settings": "top level",
@@ -41,6 +50,7 @@ _GROUPS = {
     "KernelSettings": "`kernels`",
     "KernelSpecSettings": "`kernels.specs.NAME`",
     "LimitSettings": "`limits` and `maximum` of a spec",
+    "JupyterSettings": "`jupyter`",
     "CullingSettings": "`culling`",
     "LinkSettings": "`link`",
     "DockerSettings": "`docker`",
@@ -50,7 +60,9 @@ _GROUPS = {
 def settings_page() -> str:
     """docs/settings.md: every field with its default as written and its docstring."""
     classes = {node.name: node for node in ast.parse(inspect.getsource(settings)).body if isinstance(node, ast.ClassDef)}
-    return _SETTINGS_HEAD + "".join(_group(classes[name], title) for name, title in _GROUPS.items())
+    groups = "".join(_group(classes[name], title) for name, title in _GROUPS.items())
+    rows = "".join(f"| `KG_{alias}`, `EG_{alias}` | `{name}` |\n" for alias, name in settings.JUPYTER_ALIASES.items())
+    return f"{_SETTINGS_HEAD}{groups}{_ALIASES_HEAD}{rows}"
 
 
 def _group(node: ast.ClassDef, title: str) -> str:

@@ -4,9 +4,13 @@ import hashlib
 import hmac
 import os
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import unquote_plus
+
+from starlette.types import Scope
 
 from gateway.errors import ConfigurationError
 from gateway.settings import Settings
@@ -55,10 +59,14 @@ def _read_or_make(path: Path) -> tuple[str, bool]:
 
 
 def check_bind(settings: Settings) -> None:
-    """Refuses to listen beyond this machine without a token; raises `ConfigurationError`."""
+    """Refuses to listen beyond this machine, or to any web page, without a token; raises `ConfigurationError`."""
     if settings.auth == "none" and not is_loopback(settings.server.host):
         raise ConfigurationError(
             f"auth = none is for loopback addresses alone, and {settings.server.host} is none. Use a token, or listen on 127.0.0.1."
+        )
+    if "*" in settings.server.allowed_origins and (settings.auth == "none" or settings.server.cors_credentials):
+        raise ConfigurationError(
+            "server.allowed_origins = * lets any web page call, so it needs a token and no credentials of browsers. Name the origins."
         )
 
 
@@ -82,3 +90,31 @@ class TokenCheck:
         scheme, _, presented = (header or "").partition(" ")
         digest = hashlib.sha256(presented.strip().encode("utf-8", "replace")).digest()
         return hmac.compare_digest(digest, self._digest) and scheme.lower() == "bearer"
+
+
+def credentials(header: str | None, scope: Scope, jupyter: bool) -> Iterator[str]:
+    """What a request presents, each as a value of Authorization. Jupyter's clients also say ``token`` for ``Bearer``, and browsers,
+    which can't set a header on a WebSocket, send ``?token=``."""
+    yield header or ""
+    if jupyter:
+        scheme, _, presented = (header or "").partition(" ")
+        if scheme.lower() == "token":
+            yield f"Bearer {presented}"
+        for name, value in _parameters(scope):
+            if name == "token":
+                yield f"Bearer {value}"
+
+
+def without_token(scope: Scope) -> Scope:
+    """The request as it goes on: from here on nobody can log or tell what was in its query."""
+    query: bytes = scope.get("query_string", b"")
+    if b"token" not in query.lower() and b"%" not in query:
+        return scope
+    kept = [part for part in query.split(b"&") if unquote_plus(part.partition(b"=")[0].decode("latin-1")) != "token"]
+    return {**scope, "query_string": b"&".join(kept)}
+
+
+def _parameters(scope: Scope) -> Iterator[tuple[str, str]]:
+    for part in scope.get("query_string", b"").decode("latin-1").split("&"):
+        name, _, value = part.partition("=")
+        yield unquote_plus(name), unquote_plus(value)

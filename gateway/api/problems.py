@@ -1,4 +1,5 @@
-"""Errors on the native API: RFC 9457 problem documents, and the one place where exceptions become them."""
+"""Errors as answers: the one place where exceptions become them. RFC 9457 problem documents, and on Jupyter's paths what its clients
+know."""
 
 from typing import Any
 
@@ -8,6 +9,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from gateway.api import jupyter_errors
 from gateway.errors import GatewayError, InvalidRequest, MalformedBody, MethodNotAllowed, NotFound
 
 log = structlog.get_logger()
@@ -32,13 +34,19 @@ def encode(error: GatewayError) -> bytes:
     return orjson.dumps(document(error), default=str)
 
 
-def response(error: GatewayError) -> Response:
+def response(error: GatewayError, jupyter: bool = False) -> Response:
     headers = {}
     if error.status == 401:
         headers["WWW-Authenticate"] = 'Bearer realm="cellgate"'
     if error.status in (429, 503) and error.retryable:
         headers["Retry-After"] = "2"
+    if jupyter:
+        return Response(jupyter_errors.encode(error), jupyter_errors.status_of(error), headers, "application/json")
     return Response(encode(error), error.status, headers, MEDIA_TYPE)
+
+
+def _answer(error: GatewayError, request: Request) -> Response:
+    return response(error, jupyter_errors.speaks_jupyter(jupyter_errors.route_path(request.scope)))
 
 
 def install(app: FastAPI) -> None:
@@ -49,35 +57,35 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _unexpected)
 
 
-async def _gateway_error(_request: Request, error: Exception) -> Response:
+async def _gateway_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, GatewayError)
-    return response(error)
+    return _answer(error, request)
 
 
-async def _validation_error(_request: Request, error: Exception) -> Response:
+async def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     found = error.errors()
     if any(item["type"] == "json_invalid" for item in found):
         reason = next(item.get("ctx", {}).get("error", "") for item in found if item["type"] == "json_invalid")
-        return response(MalformedBody(f"The body is not JSON: {reason}."))
+        return _answer(MalformedBody(f"The body is not JSON: {reason}."), request)
     errors = [{"where": ".".join(str(part) for part in item["loc"]), "what": item["msg"]} for item in found[:20]]
     summary = "; ".join(f"{item['where']}: {item['what']}" for item in errors[:3])
-    return response(InvalidRequest(f"{summary}.", errors=errors))
+    return _answer(InvalidRequest(f"{summary}.", errors=errors), request)
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if isinstance(error.__cause__, GatewayError):
-        return response(error.__cause__)
+        return _answer(error.__cause__, request)
     if error.status_code == 405:
-        answer = response(MethodNotAllowed(f"{request.method} is not for this route; see the Allow header."))
+        answer = _answer(MethodNotAllowed(f"{request.method} is not for this route; see the Allow header."), request)
         answer.headers.update(error.headers or {})
         return answer
     if error.status_code == 404:
-        return response(NotFound("There is no such route. GET /openapi.json lists all."))
-    return response(MalformedBody("The body can't be read."))
+        return _answer(NotFound("There is no such route. GET /openapi.json lists all."), request)
+    return _answer(MalformedBody("The body can't be read."), request)
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
-    log.error("unexpected_error", path=request.url.path, exc_info=error)
-    return response(GatewayError("The gateway met an error of its own; its log has the details."))
+    log.error("unexpected_error", path=request.scope["path"], exc_info=error)
+    return _answer(GatewayError("The gateway met an error of its own; its log has the details."), request)

@@ -12,9 +12,14 @@ _ENV_REFUSED = re.compile(r"(LD_|DYLD_|PYTHON|CELLGATE_|JPY_|IPYTHON|GLIBC_|MALL
 """Names that change what runs before the kernel is there; the rest is the kernel's own business."""
 
 
+def may_be_set(name: str) -> bool:
+    """Whether a client may give this variable to its kernel."""
+    return bool(_ENV_NAME.fullmatch(name)) and not _ENV_REFUSED.match(name.upper())
+
+
 def _checked_env(env: dict[str, str]) -> dict[str, str]:
     for name, value in env.items():
-        if not _ENV_NAME.fullmatch(name) or _ENV_REFUSED.match(name.upper()):
+        if not may_be_set(name):
             raise ValueError(f"the variable {name[:40]!r} may not be set")
         if "\0" in value:
             raise ValueError(f"the value of {name} contains NUL")

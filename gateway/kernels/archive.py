@@ -105,6 +105,8 @@ class StoredKernel:
     events: list[Event]
     """The kernel's own, as far as they are kept."""
     last_event: int
+    last: dict[str, Any] | None
+    """The record of the execution that was asked for last."""
 
 
 async def load_kernel(store: Store, row: KernelRow, journal: Journal, settings: KernelSettings) -> StoredKernel:
@@ -116,6 +118,7 @@ async def load_kernel(store: Store, row: KernelRow, journal: Journal, settings: 
         origins=await store.messages(row.id, _ORIGINS),
         events=await _all_events(store, row.id),
         last_event=await store.last_event(row.id),
+        last=next(iter(await summaries(store, row.id, None, 1)), None),
     )
 
 

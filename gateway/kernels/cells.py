@@ -6,20 +6,23 @@ background output and goes to the kernel's own log. Everything else from unknown
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from gateway.errors import ExecutionNotFound, KernelUnavailable, NotWaitingForInput, QueueFull
 from gateway.kernels import causes
 from gateway.kernels.budget import OutputBudget
 from gateway.kernels.client import KernelClient
-from gateway.kernels.execution import Cause, CellRequest, Execution
+from gateway.kernels.execution import SOON, Cause, CellRequest, Execution
 from gateway.kernels.journal import Journal
 from gateway.protocol.events import EndStatus, Payload
 from gateway.protocol.messages import BadMessage, RawMessage
 from gateway.protocol.outputs import is_output, to_payload, weight
 from gateway.settings import KernelSettings
 from gateway.supervisor.frames import Channel
+
+if TYPE_CHECKING:
+    from gateway.kernels.archive import StoredKernel
 
 Outputs = list[tuple[Payload, int]]
 _KEPT_EXECUTIONS = 64
@@ -57,15 +60,19 @@ class Cells:
         self._origins: OrderedDict[str, str] = OrderedDict()
         """Execution ids by the msg_id of their request: late output tells by it where it comes from."""
         self._kept_bytes = 0
+        self._last_stored: dict[str, Any] | None = None
         self.asked_count = 0
         """Executions that were ever asked for; the number of the last."""
         self.complete = True
         """False once there are executions that only the store knows."""
 
     @property
-    def last(self) -> Execution | None:
-        """The execution that was asked for last."""
-        return next(reversed(self._executions.values()), None)
+    def last(self) -> dict[str, Any] | None:
+        """Of the execution that was asked for last: `execution_id`, `status` and `ended`, the members of its last event."""
+        if self._executions:
+            found = next(reversed(self._executions.values()))
+            return {"execution_id": found.id, "status": found.status, "ended": found.end}
+        return self._last_stored
 
     @property
     def queue_length(self) -> int:
@@ -85,13 +92,21 @@ class Cells:
         self._origins.clear()
         self.pump()
 
-    def restore(self, document: dict[str, Any], unfinished: Sequence[Execution], origins: Iterable[tuple[str, str]]) -> None:
-        """Takes up what an earlier gateway had under way: the cell in the kernel, if any, and those behind it; `document` is the
-        kernel's. Nothing moves before `resume`."""
+    def restore(self, stored: "StoredKernel") -> None:
+        """Takes up what an earlier gateway had under way: the cell in the kernel, if any, and those behind it. Nothing moves before
+        `resume`."""
         self.held, self.complete = True, False
-        self.asked_count = max([document["asked_count"], *(execution.number for execution in unfinished)])
-        self.execution_count = document["execution_count"]
+        document, last = stored.document, stored.last
+        as_of = document["as_of"]
+        self.asked_count, self.execution_count = document["asked_count"], document["execution_count"]
         self.output_bytes, self.ended_count = document["usage"]["output_bytes"], document["usage"]["executions"]
+        if last is not None:
+            self._last_stored = {"execution_id": last["execution_id"], "status": last["status"], "ended": last["end"]}
+            # The kernel's own figures are written seldom.
+            self.asked_count = max(self.asked_count, last["number"])
+            if last["execution_count"] is not None and (last["ended_at"] or 0.0) > as_of:
+                self.execution_count = last["execution_count"]
+        unfinished, origins = stored.unfinished, stored.origins
         self._origins.update(origins)
         for execution in unfinished:
             self._remember(execution)
@@ -251,7 +266,7 @@ class Cells:
         if kind == "status":
             if message.content().get("execution_state") == "idle":
                 execution.idle_seen = True
-                execution.changed()
+                execution.changed(SOON)
                 self._complete(execution, outputs)
         elif kind == "execute_input":
             count = message.content().get("execution_count")

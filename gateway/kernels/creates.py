@@ -30,6 +30,10 @@ class Creates:
             made.kernel_id = kernel_id
             made.over.set()
 
+    def forget(self, key: str) -> None:
+        """What is made under this key from now on is another."""
+        self._by_key.pop(key, None)
+
     def keep_only(self, known: Callable[[str], bool]) -> None:
         """Forgets the keys whose kernels nobody knows any more."""
         for key, made in [*self._by_key.items()]:

@@ -22,6 +22,9 @@ from gateway.protocol.outputs import OutputCollector
 from gateway.store.base import Change, ExecutionRow, PutExecution, UpdateExecution
 
 Cause = dict[str, Any]
+SOON = 0.005
+"""Seconds within which outputs and a start are stored and told; the end of a cell, questions and warnings are at once. In a short cell
+all of it goes into one commit, which takes CPU that the cell is using."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,7 @@ class Execution:
             "ename": str(content.get("ename", ""))[:1000],
             "evalue": str(content.get("evalue", ""))[:1000],
         }
-        self.changed()
+        self.changed(SOON)
 
     def announce_start(self, execution_count: int | None) -> None:
         """The kernel has taken the cell up; told once."""
@@ -130,10 +133,10 @@ class Execution:
             return
         if execution_count is not None:
             self.execution_count = execution_count
-            self.changed()
+            self.changed(SOON)
         if not self._announced:
             self._announced = True
-            self.log.append([Payload("started", {"execution_count": execution_count})])
+            self.log.append([Payload("started", {"execution_count": execution_count})], within=SOON)
 
     def tell(self, payload: Payload) -> None:
         """An event that is no output: queue positions, steps of an interrupt, warnings."""
@@ -149,11 +152,11 @@ class Execution:
         pieces = (piece for payload, size in payloads for piece in self.budget.cut(payload, size))
         kept = [payload for payload, size in pieces if self.budget.admit(payload, size)]
         if kept:
-            self.log.append(coalesce(kept))
+            self.log.append(coalesce(kept), within=SOON)
         if self.budget.exceeded and not before:
             text = "The output has passed half of its limit. What follows is told when the cell ends: the last part of it, and how much is missing."
             self.log.append([Payload("warning", {"code": "output_limit", "message": text, "limit": self.budget.limit})])
-        self.changed()
+        self.changed(SOON)
 
     def leave_out(self, size: int) -> None:
         """An output of so many bytes could not be told."""
@@ -204,10 +207,10 @@ class Execution:
 
     # storing
 
-    def changed(self) -> None:
-        """Something that its record holds is new."""
+    def changed(self, within: float = 0.0) -> None:
+        """Something that its record holds is new; it is stored `within` so many seconds."""
         if self._journal is not None:
-            self._journal.changed(self)
+            self._journal.changed(self, within)
 
     def take_changes(self) -> tuple[Sequence[Change], Callable[[], None]]:
         """`Recorded`: its row, the events and held outputs that are new."""

@@ -8,6 +8,7 @@ While the store can't write, the round is kept and tried again. Nothing of it is
 meanwhile, so nothing that was told is ever lost; new work is refused by `require`.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -50,13 +51,22 @@ class Journal:
         """Why nothing can be recorded at the moment."""
         self._on_fenced = on_fenced
         self._dirty: dict[Recorded, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
         self._wake = anyio.Event()
         self._begun = self._done = 0
         self._round_done = anyio.Event()
 
-    def changed(self, thing: Recorded) -> None:
-        """It will be asked for its changes in the next round."""
+    def changed(self, thing: Recorded, within: float = 0.0) -> None:
+        """It will be asked for its changes in the next round, which begins at once or `within` so many seconds: a commit takes CPU
+        from the cell that is running, so what nobody waits for goes with what somebody does."""
         self._dirty[thing] = None
+        if not within:
+            self._wake.set()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(within, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
         self._wake.set()
 
     def write(self, *changes: Change) -> None:
@@ -71,6 +81,7 @@ class Journal:
     async def flush(self, patience: float | None = None) -> None:
         """Waits until all that was announced so far is stored; raises `StoreUnavailable` after `patience` seconds."""
         target = self._begun + (1 if self._dirty else 0)
+        self._wake.set()
         with anyio.move_on_after(patience):
             while self._done < target:
                 await self._round_done.wait()
@@ -85,6 +96,9 @@ class Journal:
             await self._round()
 
     async def _round(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         things, self._dirty = self._dirty, {}
         if not things:
             return

@@ -53,6 +53,7 @@ from gateway.supervisor.frames import Frame, Kind
 
 log = structlog.get_logger()
 
+_RECOVERING = "The gateway was just restarted and waits for this kernel's sandbox; try again shortly."
 _RECORDING = 1.0
 """Seconds that ending a kernel waits for the store to hear of it."""
 _CATCHING_UP = 2.0
@@ -109,6 +110,7 @@ class Kernel:
         self._changing = anyio.Lock()
         self._tasks: anyio.abc.TaskGroup | None = None
         self._starting: anyio.CancelScope | None = None
+        self._reaching = anyio.CancelScope()
 
     def _sandbox_spec(self) -> SandboxSpec:
         spec = self.request.spec
@@ -247,8 +249,9 @@ class Kernel:
         return str(found.get("log", ""))[-4000:]
 
     async def stop(self, cause: Cause) -> None:
-        """Ends everything and removes the sandbox; no error when that is done already. A start or restart gives way to it."""
+        """Ends everything and removes the sandbox; no error when that is done already. A start, restart or recovery gives way to it."""
         self._break_start()
+        self._reaching.cancel()
         async with self._changing:
             if not self._closed.is_set():
                 self.cause = self.cause or cause
@@ -404,7 +407,7 @@ class Kernel:
         """Climbs the ladder for the running cell, as far as `up_to`, in the background after its first step; None when none runs."""
         self.require_alive()
         if self.state is KernelState.RECOVERING:
-            raise KernelUnavailable("The gateway was just restarted and waits for this kernel's sandbox; try again shortly.")
+            raise KernelUnavailable(_RECOVERING, kernel_id=self.id)
         self.touch()
         current = self.cells.current
         if current is None or (execution is not None and execution is not current):
@@ -444,10 +447,16 @@ class Kernel:
             return
         execution.cancelled = True
         execution.changed()
+        if self.state is KernelState.RECOVERING:
+            # What is recorded here is carried out once the sandbox has called.
+            await self.record.written()
+            return
         await self.interrupt(execution)
 
     async def answer(self, execution: Execution, value: str) -> None:
         """Answers the execution's question, and waits until the answer can't be lost; raises `NotWaitingForInput`, `StoreUnavailable`."""
+        if self.state is KernelState.RECOVERING:
+            raise KernelUnavailable(_RECOVERING, kernel_id=self.id)
         self.touch()
         self.cells.answer(execution, value)
         await self.record.written()
@@ -589,7 +598,7 @@ class Kernel:
         self.last_activity = document["last_activity"]
         self.record.restore(stored)
         self._reporter.usage.restore(document["usage"])
-        self.cells.restore(document, stored.unfinished, stored.origins)
+        self.cells.restore(stored)
         if self.phase == "dead":
             self.state = KernelState.DEAD
         else:
@@ -618,7 +627,11 @@ class Kernel:
         """Waits for its sandbox to call and goes on where the record ends; a box that is gone ends it, with the cause."""
         assert self._tasks is not None
         async with self._changing:
-            cause = await self._box.reach(self._tasks)
+            with self._reaching:
+                cause = await self._box.reach(self._tasks)
+            if self._reaching.cancelled_caught:
+                # It is being deleted: nothing is to be gone on with.
+                return
             if cause is not None:
                 await self._lost_while_away(cause)
             elif self.phase == "launching":

@@ -4,6 +4,7 @@ The document holds the link's secret and the signing key, so whoever may read th
 for the gateway's user alone.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -36,6 +37,11 @@ if TYPE_CHECKING:
     from gateway.kernels.archive import StoredKernel
     from gateway.kernels.kernel import Kernel
 
+_FIGURES_AGE = 1.0
+"""Seconds that stored figures (usage, counts, last activity) may be behind."""
+_FRAMES_AT_ONCE, _FRAME_BYTES = 64, 1024 * 1024
+"""Frames that the supervisor has, and their bytes, that may still be stored."""
+
 Phase = Literal["ready", "launching", "dead", "stopping"]
 _PHASES: dict[KernelState, Phase] = {
     KernelState.IDLE: "ready",
@@ -59,7 +65,11 @@ class KernelRecord:
         self._incomplete = False
         """The kernel was restored and does not know all yet that its record holds."""
         self._wish = _wish(kernel.request)
-        self._document = b""
+        self._core = b""
+        """The part of the stored document that must be right; the figures beside it may be a moment old."""
+        self._written_at = -math.inf
+        self._received = 0
+        self._dropped = self._dropped_size = 0
         self._kept_from = 0
 
     async def begin(self) -> None:
@@ -71,8 +81,8 @@ class KernelRecord:
         kernel.log.guard(self.changed)
         await self.written()
 
-    def changed(self) -> None:
-        self._journal.changed(self)
+    def changed(self, within: float = 0.0) -> None:
+        self._journal.changed(self, within)
 
     async def written(self) -> None:
         """Waits until all of it is stored; raises `StoreUnavailable`."""
@@ -83,7 +93,7 @@ class KernelRecord:
     def restore(self, stored: "StoredKernel") -> None:
         """Takes up what is stored; nothing is written before `resume`."""
         self.begun = self._incomplete = True
-        self._document = stored.row.document
+        self._received = stored.row.received
         log = self._kernel.log
         log.restore(stored.events, stored.last_event, [len(event.json) for event in stored.events])
         log.guard(self.changed, fresh=False)
@@ -105,11 +115,10 @@ class KernelRecord:
         if not self.begun or self._buried:
             return (), lambda: kernel.log.publish(last)
         link = kernel.own_link
-        news = link.take_news() if link else LinkNews(0, 0, [], 0)
-        changes: list[Change] = [self._position(news)]
-        changes += [AddFrame(kernel.id, seq, frame) for seq, frame in news.made]
-        if news.acknowledged:
-            changes.append(DropFrames(kernel.id, news.acknowledged))
+        news = link.take_news() if link else LinkNews(0, 0, [], 0, 0)
+        changes: list[Change] = [AddFrame(kernel.id, seq, frame) for seq, frame in news.made]
+        changes += self._position(news)
+        changes += self._forget_frames(news)
         changes += records.to_changes(kernel.id, events)
         if kernel.log.first_kept > self._kept_from:
             self._kept_from = kernel.log.first_kept
@@ -122,19 +131,34 @@ class KernelRecord:
 
         return changes, stored
 
-    def _position(self, news: LinkNews) -> Change:
-        """The whole row where the document has changed, which is seldom."""
-        kernel = self._kernel
-        # One JSON object of two: the first is the longer one, and a row is written with almost every cell.
-        document = self._wish[:-1] + b"," + _standing(kernel)[1:]
-        if document == self._document:
-            return PutPosition(kernel.id, news.received, news.sent)
-        self._document = document
-        row = KernelRow(kernel.id, kernel.created, document, kernel.key, kernel.fingerprint, news.received, news.sent)
-        return PutKernel(row)
+    def _position(self, news: LinkNews) -> list[Change]:
+        """How far the link has come. With the whole row when something in it has changed that must be right, and now and then for
+        its figures: a commit costs by what it changes, and there are two to a cell. What was sent, the frames tell."""
+        kernel, now = self._kernel, time.monotonic()
+        core = _core(kernel)
+        if core != self._core or now - self._written_at > _FIGURES_AGE:
+            self._core, self._written_at = core, now
+            # One JSON object of three.
+            document = b",".join((self._wish[:-1], core[1:-1], _figures(kernel)[1:]))
+            row = KernelRow(kernel.id, kernel.created, document, kernel.key, kernel.fingerprint, news.received, news.sent)
+            self._received = news.received
+            return [PutKernel(row)]
+        if news.received == self._received:
+            return []
+        self._received = news.received
+        return [PutPosition(kernel.id, news.received, news.sent)]
+
+    def _forget_frames(self, news: LinkNews) -> list[Change]:
+        """Many at once, and never the last: its number is what the next gateway goes on from."""
+        count, size = news.acknowledged - self._dropped, news.acknowledged_size - self._dropped_size
+        if count < _FRAMES_AT_ONCE and size < _FRAME_BYTES:
+            return []
+        self._dropped, self._dropped_size = news.acknowledged, news.acknowledged_size
+        return [DropFrames(self._kernel.id, min(news.acknowledged, news.sent - 1))]
 
     def part(self) -> None:
         """The kernel is let go: what is new up to here is written, and nothing that comes later."""
+        self._written_at = -math.inf
         changes, _ = self.take_changes()
         self._journal.write(*changes)
         self._incomplete = True
@@ -168,20 +192,28 @@ def _wish(request: KernelRequest) -> bytes:
     return orjson.dumps(document)
 
 
-def _standing(kernel: "Kernel") -> bytes:
-    """The part that changes."""
+def _core(kernel: "Kernel") -> bytes:
+    """The part that a gateway needs to go on."""
     link = kernel.own_link
     document = {
         "lifetime": kernel.lifetime,
         "phase": kernel.phase,
         "gone": kernel.gone,
         "cause": kernel.cause,
-        "last_activity": kernel.last_activity,
         "secret": link.secret if link else "",
         "process": kernel.process,
+    }
+    return orjson.dumps(document)
+
+
+def _figures(kernel: "Kernel") -> bytes:
+    """The part that a gateway tells of it."""
+    document = {
+        "last_activity": kernel.last_activity,
         "usage": kernel.usage(),
         "execution_count": kernel.cells.execution_count,
         "asked_count": kernel.cells.asked_count,
+        "as_of": time.time(),
     }
     return orjson.dumps(document)
 
@@ -209,12 +241,11 @@ def request_of(document: dict[str, Any]) -> KernelRequest:
 
 def stone_of(kernel: "Kernel", cause: Cause, ended_at: str) -> bytes:
     """What its tombstone says."""
-    last = kernel.cells.last
     document = {
         "label": kernel.request.label,
         "cause": cause,
         "ended_at": ended_at,
-        "last_execution": {"execution_id": last.id, "status": last.status, "ended": last.end} if last else None,
+        "last_execution": kernel.cells.last,
         "usage": kernel.usage(),
         "key": kernel.key,
         "fingerprint": kernel.fingerprint,

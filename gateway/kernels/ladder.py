@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Literal
 
 import anyio
 
+from gateway.errors import KernelUnavailable
 from gateway.kernels import causes
 from gateway.kernels.execution import Execution
+from gateway.kernels.state import KernelState
 from gateway.protocol.events import Payload
 
 if TYPE_CHECKING:
@@ -38,6 +40,22 @@ async def climb(kernel: "Kernel", execution: Execution, reason: Reason, up_to: S
         execution.changed()
     finally:
         execution.climbing = False
+
+
+async def signal_once(kernel: "Kernel") -> None:
+    """An interrupt as Jupyter's is: each is one signal, however soon after the last, and no harder step follows. Raises `KernelDead`,
+    `KernelGone`, `KernelUnavailable`."""
+    kernel.require_alive()
+    if kernel.state is KernelState.RECOVERING:
+        raise KernelUnavailable("The gateway was just restarted and waits for this kernel's sandbox; try again shortly.")
+    kernel.touch()
+    current = kernel.cells.current
+    if current is None:
+        return
+    current.interrupted = True
+    current.tell(Payload("interrupt", {"step": "interrupt", "reason": "client"}))
+    current.changed()
+    await kernel.signal_cell(current)
 
 
 async def _take(kernel: "Kernel", execution: Execution, step: Step) -> None:

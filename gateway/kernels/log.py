@@ -32,7 +32,7 @@ class EventLog:
     them is told by a `gap`."""
 
     def __init__(
-        self, execution_id: str | None, keep_bytes: int | None = None, on_append: Callable[[], None] | None = None
+        self, execution_id: str | None, keep_bytes: int | None = None, on_append: Callable[[float], None] | None = None
     ) -> None:
         self.finished = anyio.Event()
         """Set once the log is closed and its last event can be read."""
@@ -62,12 +62,13 @@ class EventLog:
         self._kept = sum(sizes)
         self._last = self._taken = self._published = last
 
-    def append(self, payloads: Iterable[Payload]) -> None:
+    def append(self, payloads: Iterable[Payload], within: float = 0.0) -> None:
+        """`within`: seconds that it may take until they can be read."""
         now = timestamp()
         for payload in payloads:
             self._last += 1
             self._events.append(Event(self._last, payload.type, now, self._execution_id, payload.members))
-        self._announce()
+        self._announce(within)
 
     def append_bounded(self, payload: Payload, size: int) -> None:
         """Appends one event of about `size` bytes, and forgets the oldest readable ones beyond `keep_bytes`."""
@@ -102,7 +103,7 @@ class EventLog:
     def first_kept(self) -> int:
         return self._events[0].seq if self._events else self._last + 1
 
-    def guard(self, on_append: Callable[[], None], fresh: bool = True) -> None:
+    def guard(self, on_append: Callable[[float], None], fresh: bool = True) -> None:
         """From now on events can be read when they are stored. `fresh`: those there are have not been stored yet."""
         self._on_append = on_append
         if fresh and self._events:
@@ -113,12 +114,12 @@ class EventLog:
         self._published = max(self._published, last)
         self._wake()
 
-    def _announce(self) -> None:
+    def _announce(self, within: float = 0.0) -> None:
         if self._on_append is None:
             self._taken = self._last
             self.publish(self._last)
         else:
-            self._on_append()
+            self._on_append(within)
 
     # reading
 

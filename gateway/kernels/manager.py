@@ -18,6 +18,7 @@ from gateway.errors import (
     EngineUnavailable,
     ExecutionNotFound,
     GatewayError,
+    KernelIdTaken,
     KernelNotFound,
     NoCapacity,
     ShuttingDown,
@@ -67,6 +68,8 @@ class KernelManager:
         self._memory = int(memory * settings.kernels.memory_overcommit)
         self._kernels: dict[str, Kernel] = {}
         self._creates = Creates()
+        self._by_id = Creates()
+        """The creates of kernels whose id the client has chosen, while they are under way."""
         self._tombstones = Tombstones(settings.culling.max_tombstones, settings.culling.keep_tombstones)
         self._starts = anyio.CapacityLimiter(settings.kernels.max_parallel_starts)
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -158,7 +161,9 @@ class KernelManager:
         self, request: CreateRequest, key: str | None = None, fingerprint: str | None = None
     ) -> tuple[Kernel, bool]:
         """A kernel that has answered, and whether an earlier create with this key has made it. Raises what `Kernel.start` and
-        `wishes.grant` raise, `TooManyKernels`, `NoCapacity`, `StoreUnavailable`, `IdempotencyConflict`."""
+        `wishes.grant` raise, `TooManyKernels`, `NoCapacity`, `StoreUnavailable`, `IdempotencyConflict`, `KernelIdTaken`."""
+        if request.kernel_id is not None:
+            return await self._create_at(request.kernel_id, request)
         if key is None:
             return await self._create(request), False
 
@@ -168,9 +173,31 @@ class KernelManager:
         kernel_id, replayed = await self._creates.once(key, fingerprint, make)
         return self.get(kernel_id), replayed
 
+    async def _create_at(self, kernel_id: str, request: CreateRequest) -> tuple[Kernel, bool]:
+        """The kernel of this id, which there may be already or is being made; an id is never given to a second one."""
+        found = False
+
+        async def make() -> str:
+            nonlocal found
+            found = kernel_id in self._kernels
+            if not found:
+                if kernel_id in self._tombstones or await archive.summaries(self._store, kernel_id, None, 1):
+                    raise KernelIdTaken(
+                        f"A kernel with the id '{kernel_id}' has ended. Choose another id.", kernel_id=kernel_id
+                    )
+                await self._create(request)
+            return kernel_id
+
+        _, waited = await self._by_id.once(kernel_id, None, make)
+        if not waited:
+            self._by_id.forget(kernel_id)
+        return self.get(kernel_id), found or waited
+
     async def _create(self, request: CreateRequest, key: str | None = None, fingerprint: str | None = None) -> Kernel:
         wish = wishes.grant(request, self._settings)
-        kernel = Kernel(wish, self._settings, self._engine, self.journal, key=key, fingerprint=fingerprint)
+        kernel = Kernel(
+            wish, self._settings, self._engine, self.journal, kernel_id=request.kernel_id, key=key, fingerprint=fingerprint
+        )
         self._admit(kernel.request.limits.memory)
         self._kernels[kernel.id] = kernel
         assert self._tasks is not None

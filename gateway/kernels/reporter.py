@@ -7,7 +7,7 @@ import anyio
 from gateway.kernels import reports
 from gateway.kernels.cells import Cells
 from gateway.kernels.client import KernelClient
-from gateway.kernels.execution import Execution
+from gateway.kernels.execution import SOON, Execution
 from gateway.kernels.log import EventLog
 from gateway.protocol.events import Payload
 from gateway.protocol.messages import BadMessage, decode_object
@@ -30,7 +30,7 @@ class Reporter:
         used = self.usage.take(event)
         if self._cells.current is not None:
             self._cells.current.usage = used
-            self._cells.current.changed()
+            self._cells.current.changed(SOON)
 
     def left_out(self, value: dict[str, Any]) -> None:
         """OVERSIZE: a message was larger than the link takes."""

@@ -24,6 +24,10 @@ class CreateRequest:
     on_death: Literal["restart", "stay"] = "restart"
     env: dict[str, str] = field(default_factory=dict)
     label: str = ""
+    kernel_id: str | None = None
+    """A UUID that the kernel is to have; None: one is made."""
+    start_timeout: float | None = None
+    """Seconds in which it has to answer, if that is less than the spec gives it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ def grant(request: CreateRequest, settings: Settings) -> KernelRequest:
     if spec is None:
         names = [*settings.kernels.specs]
         raise SpecNotFound(f"There is no kernel spec '{name[:64]}'; there are: {', '.join(names)}.", specs=names)
+    if request.start_timeout is not None:
+        spec = spec.model_copy(update={"start_timeout": min(request.start_timeout, spec.start_timeout)})
     high = spec.maximum
     limits = Limits(
         memory=int(_within("memory", request.memory, spec.limits.memory, MINIMUM_MEMORY, high.memory)),

@@ -47,6 +47,8 @@ class LinkNews:
     made: list[tuple[int, bytes]]
     acknowledged: int
     """Number of the last frame that the supervisor is known to have."""
+    acknowledged_size: int
+    """Bytes of all that it is known to have."""
 
 
 class CommandFailed(Exception):
@@ -108,13 +110,13 @@ class Link:
         self._known = secret is not None
         """The supervisor has been given the secret."""
         self._transport: asyncio.WriteTransport | None = None
-        self._on_change: Callable[[], None] | None = None
+        self._on_change: Callable[[float], None] | None = None
         self._received = self._safe = received
         """Number of the last frame that came, and of the last whose effects are stored."""
         self._sent = self._sendable = self._given = max(sent, *(seq for seq, _ in frames_out), 0)
         """Number of the last frame that was made, that may go out, and that went out on this stream."""
         self._taken = self._sent
-        self._acknowledged = 0
+        self._acknowledged = self._acknowledged_size = 0
         self._unacknowledged: deque[tuple[int, bytes]] = deque(frames_out)
         self._ids = count(1)
         self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
@@ -189,7 +191,8 @@ class Link:
             self._on_frames(numbered)
             self._owed += sum(len(frame.payload) for frame in numbered)
             if self._on_change is not None:
-                self._on_change()
+                # Who has got something of it to tell says so himself; that it came can wait.
+                self._on_change(_ACK_DELAY)
             else:
                 self._mark_safe(self._received)
 
@@ -251,7 +254,7 @@ class Link:
         self._sent += 1
         self._unacknowledged.append((self._sent, frames.pack_message(channel, parts, self._sent)))
         if self._on_change is not None:
-            self._on_change()
+            self._on_change(0.0)
         else:
             self._sendable = self._sent
             self._give()
@@ -275,8 +278,9 @@ class Link:
         """Takes nobody before `guard`: frames that came earlier would be taken without being stored. A supervisor calls again."""
         self._held = True
 
-    def guard(self, on_change: Callable[[], None]) -> None:
-        """From now on frames count as received, and are sent, when they are stored; `on_change` says that something is new."""
+    def guard(self, on_change: Callable[[float], None]) -> None:
+        """From now on frames count as received, and are sent, when they are stored; `on_change` says that something is new, and
+        within how many seconds it has to be stored."""
         self._on_change = on_change
         self._held = False
 
@@ -284,7 +288,7 @@ class Link:
         """What is new since this was asked last."""
         made = [(seq, frame) for seq, frame in self._unacknowledged if seq > self._taken]
         self._taken = self._sent
-        return LinkNews(self._received, self._sent, made, self._acknowledged)
+        return LinkNews(self._received, self._sent, made, self._acknowledged, self._acknowledged_size)
 
     def stored(self, news: "LinkNews") -> None:
         """It is stored: what came counts as received, what was made goes out."""
@@ -396,7 +400,8 @@ class Link:
 
     def _acknowledge(self, seq: int) -> None:
         while self._unacknowledged and self._unacknowledged[0][0] <= seq:
-            self._acknowledged = self._unacknowledged.popleft()[0]
+            self._acknowledged, frame = self._unacknowledged.popleft()
+            self._acknowledged_size += len(frame)
 
     def _write(self, frame: bytes) -> None:
         if self._transport is not None:

@@ -11,8 +11,8 @@ from gateway.store.base import Chunk, ExecutionRow, KernelRow, LargeValue, Tombs
 
 _KERNEL = "SELECT id, created_at, document, key, fingerprint, received, sent FROM kernels"
 _EXECUTION = (
-    "SELECT e.id, kernel_id, number, created_at, document, key, fingerprint, msg_id, ended_at, size, request"
-    " FROM executions AS e JOIN requests USING (id)"
+    "SELECT e.id, kernel_id, number, created_at, document, key, fingerprint, msg_id, ended_at, size,"
+    " coalesce(e.request, r.request) FROM executions AS e LEFT JOIN requests AS r USING (id)"
 )
 _ALIVE = "log NOT IN (SELECT log FROM doomed)"
 """A purged execution's content goes piece by piece, but from view it goes at once."""

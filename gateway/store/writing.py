@@ -29,16 +29,19 @@ ON CONFLICT (id) DO UPDATE SET created_at = excluded.created_at, document = excl
 """
 # Kernel, number and key are not among what is updated, so that their indexes are not written again with every event.
 _PUT_EXECUTION = """
-INSERT INTO executions (id, kernel_id, number, created_at, document, key, fingerprint, msg_id, ended_at, size)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO executions (id, kernel_id, number, created_at, document, key, fingerprint, msg_id, ended_at, size, request)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET created_at = excluded.created_at, document = excluded.document,
-    fingerprint = excluded.fingerprint, msg_id = excluded.msg_id, ended_at = excluded.ended_at, size = excluded.size
+    fingerprint = excluded.fingerprint, msg_id = excluded.msg_id, ended_at = excluded.ended_at, size = excluded.size,
+    request = excluded.request
 WHERE kernel_id = excluded.kernel_id AND number = excluded.number AND key IS excluded.key
 """
 _PUT_REQUEST = """
 INSERT INTO requests (id, request) VALUES (?, ?)
 ON CONFLICT (id) DO UPDATE SET request = excluded.request WHERE request <> excluded.request
 """
+_SMALL = 1024
+"""Bytes of a request that stands in the execution's own row."""
 _UPDATE_EXECUTION = "UPDATE executions SET document = ?, msg_id = ?, ended_at = ?, size = ? WHERE id = ?"
 _PUT_TOMBSTONE = """
 INSERT INTO tombstones (kernel_id, ended_at, document) VALUES (?, ?, ?)
@@ -87,10 +90,12 @@ def apply(db: sqlite3.Connection, change: Change) -> None:
 
 
 def _put_execution(db: sqlite3.Connection, r: ExecutionRow) -> None:
-    values = (r.id, r.kernel_id, r.number, r.created_at, r.document, r.key, r.fingerprint, r.msg_id, r.ended_at, r.size)
+    small = r.request if len(r.request) <= _SMALL else None
+    values = (r.id, r.kernel_id, r.number, r.created_at, r.document, r.key, r.fingerprint, r.msg_id, r.ended_at, r.size, small)
     if db.execute(_PUT_EXECUTION, values).rowcount == 0:
         raise ValueError("A change contradicts what is stored: an execution changes its kernel, number or key")
-    db.execute(_PUT_REQUEST, (r.id, r.request))
+    if small is None:
+        db.execute(_PUT_REQUEST, (r.id, r.request))
 
 
 def _end(db: sqlite3.Connection, stone: Tombstone) -> None:

@@ -19,7 +19,19 @@ class Route(NamedTuple):
     def url(self) -> str:
         """A URL that matches the route and names nothing that exists."""
         filled = self.path.replace("{path:path}", "file").replace("{path}", "file")
-        return filled.replace("{kernel_id}", NOBODY).replace("{execution_id}", NOBODY).replace("{seq}", "1")
+        for parameter in ("{kernel_id}", "{execution_id}", "{session_id}", "{name}", "{file}"):
+            filled = filled.replace(parameter, NOBODY)
+        return filled.replace("{seq}", "1")
+
+    @property
+    def jupyter(self) -> bool:
+        """Errors are told in Jupyter's way, and all spellings of the token count."""
+        return self.path.startswith(("/api", "/kernelspecs"))
+
+    @property
+    def open(self) -> bool:
+        """Needs no token."""
+        return (self.method, self.path) in (("GET", "/healthz"), ("GET", "/api"))
 
 
 def walk(routes: list[Any]) -> Iterator[Route]:

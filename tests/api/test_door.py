@@ -52,33 +52,47 @@ KINDS = list(credentials(""))
 
 def test_the_walk_finds_every_route() -> None:
     documented = {(method.upper(), path) for path, methods in APP.openapi()["paths"].items() for method in methods}
-    assert {(route.method, route.path.replace(":path", "")) for route in HTTP_ROUTES} == documented | {("GET", "/openapi.json")}
-    assert len(HTTP_ROUTES) > 15
+    native = {(route.method, route.path.replace(":path", "")) for route in HTTP_ROUTES if not route.jupyter}
+    assert native == documented | {("GET", "/openapi.json"), ("GET", "/metrics")}
+    assert len(native) > 15
+    assert len(HTTP_ROUTES) - len(native) > 15
     assert "/v1/kernels/{kernel_id}/ws" in [route.path for route in SOCKETS]
 
 
 @pytest.mark.parametrize("route", HTTP_ROUTES, ids=title)
 def test_no_route_answers_without_the_token(stranger: httpx2.Client, strict: Gateway, route: Route) -> None:
     assert route.method
-    if route.path == "/healthz":
-        assert stranger.get("/healthz").json() == {"status": "ok"}
+    if route.open:
+        assert stranger.get(route.path).status_code == 200
         return
-    for headers in credentials(strict.token).values():
+    for kind, headers in credentials(strict.token).items():
+        if route.jupyter and kind == "token scheme":
+            continue
         answer = stranger.request(route.method, route.url, headers=headers, json={})
-        assert problem(answer, 401, "unauthorized")["retryable"] is False
+        if route.jupyter:
+            assert (answer.status_code, answer.json()["cellgate"]["code"]) == (401, "unauthorized")
+        else:
+            assert problem(answer, 401, "unauthorized")["retryable"] is False
         assert answer.headers["www-authenticate"].startswith("Bearer")
     # With it the same request gets as far as its own merits; there is no such kernel.
-    with_token = strict.http.request(route.method, route.url, json={"code": "1"} if "execute" in route.path else {"value": "1"})
-    assert with_token.status_code in (200, 404, 422)
+    body: Any = {"code": "1"} if "execute" in route.path else {"name": "none"} if route.jupyter else {"value": "1"}
+    assert strict.http.request(route.method, route.url, json=body).status_code in (200, 400, 404, 422)
+
+
+def test_what_is_open_says_little(stranger: httpx2.Client) -> None:
+    assert stranger.get("/healthz").json() == {"status": "ok"}
+    assert set(stranger.get("/api").json()) == {"version", "cellgate_version"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("route", SOCKETS, ids=title)
 def test_no_websocket_opens_without_the_token(strict: Gateway, kernel: Kernel, route: Route, kind: str) -> None:
+    if route.jupyter and kind == "token scheme":
+        return
     for path in (route.url, route.path.replace("{kernel_id}", kernel.id)):
         answer = refused(strict, path, credentials(strict.token)[kind])
         assert answer.status_code == 401
-        assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.headers["content-type"] == ("application/json" if route.jupyter else "application/problem+json")
         assert b'"code":"unauthorized"' in answer.body
 
 
@@ -89,9 +103,10 @@ def refused(gateway: Gateway, path: str, headers: dict[str, str]) -> Any:
     return error.value.response
 
 
-def test_a_token_in_the_query_is_no_token(stranger: httpx2.Client, strict: Gateway, kernel: Kernel) -> None:
+def test_a_token_in_the_query_is_no_token_to_the_native_api(stranger: httpx2.Client, strict: Gateway, kernel: Kernel) -> None:
     for name in ("token", "access_token", "Authorization"):
         problem(stranger.get("/v1/kernels", params={name: strict.token}), 401, "unauthorized")
+        problem(stranger.get("/metrics", params={name: strict.token}), 401, "unauthorized")
         assert refused(strict, f"{kernel.path}/ws?{name}={strict.token}", {}).status_code == 401
 
 
@@ -109,6 +124,8 @@ def test_an_unknown_route_is_not_told_from_a_known_one(stranger: httpx2.Client) 
         "/healthz/../v1/kernels",
     ):
         problem(stranger.get(path), 401, "unauthorized")
+    for path in ("/api/contents", "/api/kernels/x/y", "/kernelspecs", "/api//"):
+        assert stranger.get(path).status_code == (200 if path == "/api//" else 401)
 
 
 @pytest.mark.parametrize("method", ["POST", "OPTIONS", "TRACE", "PATCH", "HEAD"])

@@ -106,7 +106,7 @@ class Box:
     def store_nothing(self) -> None:
         """From now on no frame is acknowledged."""
         self.safe = self.link.take_news().received
-        self.link.guard(lambda: None)
+        self.link.guard(lambda _within: None)
 
     async def answers(self) -> bool:
         """Whether the kernel process does."""
@@ -622,8 +622,8 @@ async def test_the_list_tells_what_is_there_and_nothing_of_others(bench: Bench) 
     async with gateway(bench.place) as other:
         await other.connected()
         found = await bench.found()
-        assert found[running.kernel_id] == FoundSandbox(running.kernel_id, True, 7, 'wren \n"é', expires)
-        assert found[frozen.kernel_id] == FoundSandbox(frozen.kernel_id, True)
+        assert found[running.kernel_id] == FoundSandbox(running.kernel_id, True, False, 7, 'wren \n"é', expires)
+        assert found[frozen.kernel_id] == FoundSandbox(frozen.kernel_id, True, frozen=True)
         assert found[ended.kernel_id] == FoundSandbox(ended.kernel_id, False)
         assert len(found) == 3
         assert len(await other.engine.list()) == 1

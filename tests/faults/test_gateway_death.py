@@ -1,7 +1,7 @@
 """F04, F05, F26: the gateway is killed (SIGKILL) in the middle of everything; the next one knows all of it.
 
 `Mortal` is a gateway in a process of its own, on one port and one state directory; `start(dies_at=STEP)` makes one that kills itself
-at that step of its own code.
+at that step of its own code (or, with "slow engine", only takes its time).
 """
 
 import base64
@@ -9,6 +9,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import queue
 import shutil
 import signal
 import tempfile
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
+import anyio
 import httpx2
 import pytest
 
@@ -34,7 +36,7 @@ TOKEN = "mortal-" + "x" * 16
 # a gateway that can be killed
 
 
-def _die(*_: Any) -> None:
+def _die(*_: Any, **__: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -67,6 +69,16 @@ def _records_a_kernel(_store: Any, changes: Any) -> bool:
     return any(isinstance(change, PutKernel) for change in changes)
 
 
+def _delays(owner: Any, name: str, seconds: float) -> None:
+    original = getattr(owner, name)
+
+    async def late(*arguments: Any, **more: Any) -> Any:
+        await anyio.sleep(seconds)
+        return await original(*arguments, **more)
+
+    setattr(owner, name, late)
+
+
 def _arm(step: str) -> None:
     import docker
 
@@ -89,6 +101,7 @@ def _arm(step: str) -> None:
         "container removed": lambda: _kills_after(docker.APIClient, "remove_container"),
         "stop recorded": lambda: _kills_after(Served, "_set", lambda _kernel, new: new == "dead"),
         "stop begun": lambda: setattr(docker.APIClient, "remove_container", _die),
+        "slow engine": lambda: _delays(docker_engine.DockerSandbox, "wake", 2.0),
         "directory removed": lambda: _kills_after(docker_engine, "_remove_directory"),
     }
     arm[step]()
@@ -166,8 +179,13 @@ class Mortal:
 
     def word(self) -> tuple[str, str]:
         """What it says first: ("url", URL) or an error's code and text."""
-        found: tuple[str, str] = self._ready.get(timeout=_START)
-        return found
+        deadline = time.monotonic() + _START
+        while time.monotonic() < deadline:
+            with contextlib.suppress(queue.Empty):
+                found: tuple[str, str] = self._ready.get(timeout=1)
+                return found
+            assert self._process.is_alive() or not self._ready.empty(), f"it ended without a word ({self._process.exitcode})"
+        raise AssertionError(f"it said nothing within {_START:g} s")
 
     @property
     def pid(self) -> int:
@@ -337,6 +355,21 @@ def test_a_cell_that_ends_while_nobody_is_there() -> None:
             events = whole(read_on(kernel, execution_id))
             assert (printed(events), events[-1]["status"]) == (f"{number} 42\n", "ok")
         assert kernel.document()["execution_count"] == 4
+
+
+def test_a_sandbox_that_calls_early_is_not_heard_too_early() -> None:
+    """It calls as soon as somebody listens, which is before the new gateway knows what to do with what it says."""
+    with Mortal() as mortal:
+        kernel = mortal.kernel()
+        running = submit(kernel, "import time; time.sleep(1); print('done'); treasure = 42")
+        until(kernel, running, "started")
+        mortal.kill()
+        time.sleep(2)
+        mortal.start(dies_at="slow engine")
+        kernel = mortal.kernel(kernel)
+        events = whole(read_on(kernel, running))
+        assert (printed(events), events[-1]["status"]) == ("done\n", "ok")
+        assert kernel.value("treasure") == "42"
 
 
 def test_a_question_waits_for_the_next_gateway() -> None:

@@ -20,8 +20,8 @@ from tests.unit.waiting import PATIENCE, until
 
 QUICK: dict[str, Any] = {
     "state_dir": "/nowhere",
-    "kernels": {"interrupt_grace": 0.05, "specs": {"python3": {"start_timeout": 0.5}}},
-    "link": {"ping_interval": 0.05, "lost_timeout": 0.6, "command_timeout": 0.2},
+    "kernels": {"interrupt_grace": 0.05, "specs": {"python3": {"start_timeout": 10.0}}},
+    "link": {"ping_interval": 0.05, "lost_timeout": 0.6, "command_timeout": 2.0},
 }
 
 

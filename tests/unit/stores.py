@@ -35,7 +35,8 @@ class LastingStore(MemoryStore):
 
     def hold(self) -> None:
         """Commits wait until `release`."""
-        self._open = anyio.Event()
+        if self._open.is_set():
+            self._open = anyio.Event()
 
     def release(self) -> None:
         self._open.set()

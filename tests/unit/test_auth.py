@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.auth import TokenCheck, check_bind, is_loopback, load_token
+from gateway.api.auth import TokenCheck, check_bind, credentials, is_loopback, load_token, without_token
 from gateway.errors import ConfigurationError
 from gateway.settings import load
 
@@ -122,3 +122,37 @@ def test_everything_else_needs_a_token(host: str) -> None:
     check_bind(load(auth="token", server={"host": host}))
     with pytest.raises(ConfigurationError, match="loopback addresses alone"):
         check_bind(load(auth="none", server={"host": host}))
+
+
+def presented(header: str | None, query: bytes, jupyter: bool = True) -> bool:
+    return any(TokenCheck(TOKEN)(found) for found in credentials(header, {"query_string": query}, jupyter))
+
+
+@pytest.mark.parametrize(
+    ("header", "query"),
+    [
+        (f"Bearer {TOKEN}", b""),
+        (f"token {TOKEN}", b""),
+        (f"Token  {TOKEN}", b""),
+        (None, f"token={TOKEN}".encode()),
+        ("token x", f"a&token={TOKEN}".encode()),
+        ("Basic x", f"token=x&token={TOKEN}".encode()),
+    ],
+)
+def test_what_jupyters_clients_present(header: str | None, query: bytes) -> None:
+    assert presented(header, query)
+    assert presented(header, query, jupyter=False) is (header == f"Bearer {TOKEN}")
+
+
+@given(st.text(max_size=40), st.binary(max_size=40))
+def test_no_other_request_opens_or_breaks_it(header: str, query: bytes) -> None:
+    assert not presented(header, query)
+    assert not presented(f"token {header}", b"token=" + query)
+    assert TOKEN.encode() not in without_token({"query_string": query + b"&token=" + TOKEN.encode()})["query_string"]
+
+
+def test_any_page_may_call_only_with_a_token() -> None:
+    check_bind(load(server={"allowed_origins": ("*",)}))
+    for settings in ({"auth": "none"}, {"server": {"allowed_origins": ("*",), "cors_credentials": True}}):
+        with pytest.raises(ConfigurationError, match="any web page"):
+            check_bind(load(**{"server": {"allowed_origins": ("*",)}, **settings}))

@@ -541,7 +541,7 @@ def test_executions_are_found_until_they_are_forgotten(bench: Bench, monkeypatch
         with pytest.raises(ExecutionNotFound):
             bench.cells.get(execution.id)
     assert [bench.cells.get(execution.id) for execution in executions[2:]] == executions[2:]
-    assert bench.cells.last is executions[-1]
+    assert bench.cells.last == {"execution_id": executions[-1].id, "status": "ok", "ended": executions[-1].end}
 
 
 def test_large_outputs_push_old_ones_out() -> None:
@@ -644,7 +644,7 @@ class Ledger(Journal):
         super().__init__(LastingStore())
         self.announced: set[Any] = set()
 
-    def changed(self, thing: Any) -> None:
+    def changed(self, thing: Any, within: float = 0.0) -> None:
         self.announced.add(thing)
 
 

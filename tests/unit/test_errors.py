@@ -37,7 +37,7 @@ def test_a_class_says_what_each_face_needs(error: type[GatewayError]) -> None:
     assert not title.endswith(".")
     assert "code" in vars(error)
     assert 400 <= error.status <= 599
-    assert error.ws_close in (1001, 1009, 1011) or error.ws_close == 4000 + error.status or 4400 <= error.ws_close < 4600
+    assert error.ws_close in (1001, 1009, 1011, 1012) or error.ws_close == 4000 + error.status or 4400 <= error.ws_close < 4600
     assert isinstance(error.retryable, bool)
 
 

@@ -206,6 +206,135 @@ async def test_the_lifespan_passes() -> None:
     assert visit.entered[0]["type"] == "lifespan"
 
 
+# Jupyter's paths
+
+
+@pytest.mark.parametrize(
+    "path", ["/api/kernels", "/api/kernels/x/channels", "/kernelspecs/python3/logo-svg.svg", "/api/contents"]
+)
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+async def test_all_spellings_of_the_token_on_jupyters_paths(path: str, kind: str) -> None:
+    for headers, query in (
+        ({"authorization": "token let-me-in"}, b""),
+        ({"authorization": "TOKEN let-me-in"}, b""),
+        ({}, b"token=let-me-in"),
+        ({}, b"a=1&token=let%2Dme-in&b"),
+        ({"authorization": "token wrong"}, b"token=let-me-in"),
+        ({"authorization": "token let-me-in"}, b"token=wrong"),
+    ):
+        visit = await Visit().go({"host": OWN["host"], **headers}, path=path, query_string=query, type=kind)
+        assert len(visit.entered) == 1
+    for query in (b"", b"token=", b"token=wrong", b"Token=let-me-in", b"token=let-me-in%00", b"\xff=%ff&token"):
+        visit = await Visit().go({"host": OWN["host"]}, path=path, query_string=query, type=kind)
+        assert visit.entered == []
+
+
+@pytest.mark.parametrize("path", ["/v1/kernels", "/metrics", "/", "/apix", "/kernelspecsx", "//api/kernels", "/API/kernels"])
+async def test_one_spelling_everywhere_else(path: str) -> None:
+    visit = await Visit().go(
+        {"host": OWN["host"], "authorization": "token let-me-in"}, path=path, query_string=b"token=let-me-in"
+    )
+    assert (visit.status, visit.code) == (401, "unauthorized")
+    assert visit.entered == []
+
+
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+@pytest.mark.parametrize(
+    ("query", "left"),
+    [
+        (b"", b""),
+        (b"token=let-me-in", b""),
+        (b"session_id=x&token=let-me-in", b"session_id=x"),
+        (b"%74oken=let-me-in&a=%20", b"a=%20"),
+        (b"token=let-me-in&token=again&tokens=1", b"tokens=1"),
+    ],
+)
+async def test_the_token_of_a_query_goes_no_further(kind: str, query: bytes, left: bytes) -> None:
+    visit = await Visit().go(OWN, path="/api/kernels/x/channels", query_string=query, type=kind)
+    assert visit.entered[0]["query_string"] == left
+
+
+async def test_errors_are_told_in_jupyters_way() -> None:
+    for headers, status in (({"host": OWN["host"]}, 401), ({**OWN, "origin": "https://evil.example"}, 403)):
+        visit = await Visit().go(headers, path="/api/kernels")
+        assert visit.status == status
+        assert set(orjson.loads(visit.sent[1]["body"])) == {"message", "reason", "cellgate"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "open_"),
+    [
+        ("GET", "/api", True),
+        ("GET", "/api/", True),
+        ("POST", "/api", False),
+        ("HEAD", "/api", False),
+        ("GET", "/api/status", False),
+        ("GET", "/user/x/api", False),
+    ],
+)
+async def test_the_version_is_open(method: str, path: str, open_: bool) -> None:
+    visit = await Visit().go({"host": OWN["host"]}, method, path)
+    assert bool(visit.entered) is open_
+
+
+async def test_the_version_of_a_websocket_is_not() -> None:
+    visit = await Visit().go({"host": OWN["host"]}, path="/api", type="websocket")
+    assert visit.entered == []
+
+
+# preflights
+
+
+@pytest.mark.parametrize(
+    ("headers", "path", "status"),
+    [
+        ({}, "/api/kernels", 200),
+        ({}, "/v1/kernels", 401),
+        ({"origin": "https://lab.example"}, "/v1/kernels", 401),
+        ({"origin": "https://lab.example", "access-control-request-method": "POST"}, "/v1/kernels", 200),
+        ({"origin": "https://evil.example", "access-control-request-method": "POST"}, "/v1/kernels", 403),
+        ({"origin": "https://evil.example", "access-control-request-method": "POST"}, "/api/kernels", 403),
+        ({"origin": "null", "access-control-request-method": "POST"}, "/api/kernels", 403),
+    ],
+)
+async def test_preflights_are_answered_at_the_door(headers: dict[str, str], path: str, status: int) -> None:
+    visit = await Visit(allowed_origins=("https://lab.example",)).go({"host": OWN["host"], **headers}, "OPTIONS", path)
+    assert visit.status == status
+    assert visit.entered == []
+    assert ("access-control-allow-origin" in visit.headers) is ("lab.example" in headers.get("origin", ""))
+
+
+# a base URL
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "below"),
+    [
+        ("/user/x/v1/kernels", 200, "/v1/kernels"),
+        ("/user/x/api/kernels/", 200, "/api/kernels"),
+        ("/user/x/", 200, "/"),
+        ("/user/x", 200, ""),
+        ("/v1/kernels", 404, None),
+        ("/api", 404, None),
+        ("/healthz", 404, None),
+        ("/user/xy/v1/kernels", 404, None),
+        ("/user/x/../v1/kernels", 200, "/../v1/kernels"),
+    ],
+)
+async def test_a_base_url(path: str, status: int, below: str | None) -> None:
+    visit = await Visit(base_url="/user/x/").go(OWN, path=path)
+    assert visit.status == status
+    if below is not None:
+        assert visit.entered[0]["root_path"] + below == visit.entered[0]["path"]
+        assert visit.entered[0]["root_path"] == "/user/x"
+    visit = await Visit(base_url="/user/x/").go({"host": OWN["host"]}, path=path)
+    assert visit.status == 401
+
+
+async def test_healthz_below_a_base_url_is_open() -> None:
+    assert (await Visit(base_url="/user/x/").go({"host": OWN["host"]}, path="/user/x/healthz")).status == 200
+
+
 # answers
 
 

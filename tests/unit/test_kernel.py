@@ -540,7 +540,7 @@ async def test_a_restart_ends_what_runs_and_what_waits(engine: FakeEngine) -> No
 
 
 async def test_one_restart_at_a_time(engine: FakeEngine) -> None:
-    async with started(engine) as kernel:
+    async with started(engine, quick(specs={"python3": {"start_timeout": 0.5}})) as kernel:
         engine.script.answers_info = False
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(expect_failure, kernel.restart, StartTimeout)

@@ -697,7 +697,7 @@ class Guard:
         self.received = self.sent = 0
         link.guard(self.changed)
 
-    def changed(self) -> None:
+    def changed(self, _within: float) -> None:
         self.calls += 1
 
     def take(self) -> LinkNews:

@@ -93,7 +93,7 @@ def test_what_the_labels_say_is_read_back() -> None:
         replace(SPEC, expires_at=1_900_000_000.125),
     ):
         labels = container_body(spec, gateway_id="g", runtime="runc", seccomp="", link_directory=None)["Labels"]
-        assert found("k", True, labels) == FoundSandbox("k", True, spec.epoch, spec.owner, spec.expires_at)
+        assert found("k", True, labels) == FoundSandbox("k", True, False, spec.epoch, spec.owner, spec.expires_at)
 
 
 def test_a_lifetime_without_an_end_has_a_label_too() -> None:

@@ -209,7 +209,7 @@ async def test_numbers_and_gaps_add_up() -> None:
 def guarded(keep_bytes: int | None = None) -> tuple[EventLog, list[int]]:
     """A log whose owner has to publish, and how often the owner was called."""
     calls: list[int] = []
-    return EventLog("e", keep_bytes, lambda: calls.append(1)), calls
+    return EventLog("e", keep_bytes, lambda _within: calls.append(1)), calls
 
 
 def seqs(events: list[Event]) -> list[int]:
@@ -295,7 +295,7 @@ def test_a_log_that_is_guarded_later_has_all_of_it_to_be_stored() -> None:
     for value in range(5):
         log.append_bounded(number(value), 0)
     assert seqs(log.since(0)) == [4, 5]
-    log.guard(lambda: None)
+    log.guard(lambda _within: None)
     log.append_bounded(number(5), 0)
     assert seqs(log.take()) == [5, 6]
     assert log.first_kept == 5
@@ -306,7 +306,7 @@ def test_a_log_is_restored_as_it_was() -> None:
     before.append([number(1), number(2), number(3)])
     log, _ = guarded()
     log.restore(before.take()[1:], 3)
-    log.guard(lambda: None, fresh=False)
+    log.guard(lambda _within: None, fresh=False)
     assert (log.last_seq, log.last_taken, seqs(log.read(1)), log.take()) == (3, 3, [2, 3], [])
     assert [event.type for event in log.read(0)] == ["gap", "stream", "stream"]
     log.append([number(4)])

@@ -32,12 +32,15 @@ def engine() -> FakeEngine:
 
 
 class Inhabitant:
-    def __init__(self, id_: str) -> None:
-        self.id = id_
-        self.checked = 0
+    def __init__(self, id_: str, frozen: bool = False) -> None:
+        self.id, self.frozen = id_, frozen
+        self.checked = self.woken = 0
 
     async def check_box(self) -> None:
         self.checked += 1
+
+    async def wake_box(self) -> None:
+        self.woken += 1
 
 
 ids = st.sampled_from([f"k{number}" for number in range(8)])
@@ -56,7 +59,7 @@ async def stranger(engine: FakeEngine, kernel_id: str) -> FakeSandbox:
     """A box that no kernel stands for."""
     spec = SandboxSpec(kernel_id, "cellgate-kernel:latest", Limits(1, 1.0, 1), 0, 0, 0)
     box = await engine.create(spec, lambda: Link(LinkSettings(), lambda _batch: None, 60.0, 60.0))
-    await box.link.connected.wait()
+    await until(lambda: box.link.connected.is_set() or box.inside.ended)
     return box
 
 

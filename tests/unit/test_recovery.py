@@ -19,8 +19,10 @@ from gateway.errors import (
     IdempotencyConflict,
     KernelDead,
     KernelGone,
+    KernelUnavailable,
     NotWaitingForInput,
 )
+from gateway.kernels import kernel_record
 from gateway.kernels.archive import ArchivedExecution
 from gateway.kernels.execution import Execution
 from gateway.kernels.kernel import Kernel
@@ -29,9 +31,11 @@ from gateway.kernels.state import KernelState
 from gateway.kernels.wishes import CreateRequest
 from gateway.protocol.events import Event
 from gateway.sandboxes.link import Link
+from gateway.settings import load
 from gateway.store.base import KernelRow, PutKernel
 from gateway.testing import Ask, Die, FakeEngine, FakeSandbox, KernelScript, Raise, ScriptedKernel, Sleep, Steps, printed
 from tests.unit.kernels import (
+    QUICK,
     back,
     box_of,
     cell,
@@ -50,7 +54,7 @@ from tests.unit.kernels import (
     types,
 )
 from tests.unit.stores import LastingStore
-from tests.unit.waiting import until
+from tests.unit.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.anyio
 
@@ -605,7 +609,10 @@ async def test_a_delete_under_way_is_finished(engine: FakeEngine, store: Lasting
 # time
 
 
-async def test_idle_time_starts_anew_and_the_lifetime_goes_on(engine: FakeEngine, store: LastingStore) -> None:
+async def test_idle_time_starts_anew_and_the_lifetime_goes_on(
+    engine: FakeEngine, store: LastingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_record, "_FIGURES_AGE", 0.0)
     async with doomed(engine, store) as manager:
         kernel = await created(manager, CreateRequest(lifetime=1000.0))
         await kernel.extend(2000.0)
@@ -639,7 +646,8 @@ async def test_a_lifetime_that_is_over_ends_the_kernel(engine: FakeEngine, store
         await until(over)
 
 
-async def test_usage_and_counts_go_on(engine: FakeEngine, store: LastingStore) -> None:
+async def test_usage_and_counts_go_on(engine: FakeEngine, store: LastingStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_record, "_FIGURES_AGE", 0.0)
     async with doomed(engine, store) as manager:
         kernel = await created(manager, CreateRequest())
         box_of(engine, kernel).supervisor.event({"event": "usage", "cpu_seconds": 1.5, "memory_used": 7, "memory_peak": 9})
@@ -653,6 +661,76 @@ async def test_usage_and_counts_go_on(engine: FakeEngine, store: LastingStore) -
         assert again.usage() == usage
         assert again.cells.execution_count == 3
         assert (await run(again, "hello")).number == 4
+
+
+async def test_numbers_are_right_though_figures_are_stored_seldom(
+    engine: FakeEngine, store: LastingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_record, "_FIGURES_AGE", math.inf)
+    async with doomed(engine, store) as manager:
+        kernel = await created(manager, CreateRequest())
+        for _ in range(3):
+            last = await run(kernel, "hello")
+    async with doomed(engine := successor(engine), store := store.successor()) as manager:
+        again = await back(manager, kernel.id)
+        assert again.cells.execution_count == 3
+        assert again.cells.last == {"execution_id": last.id, "status": "ok", "ended": last.end}
+        assert (await run(again, "hello")).number == 4
+        await again.restart()
+    async with managed(successor(engine), store=store.successor()) as manager:
+        again = await back(manager, kernel.id)
+        assert again.cells.execution_count == 0
+        assert (await run(again, "hello")).number == 5
+
+
+async def test_what_is_known_of_the_last_cell_outlives_two_gateways(engine: FakeEngine, store: LastingStore) -> None:
+    async with doomed(engine, store) as manager:
+        kernel = await created(manager, CreateRequest())
+        last = await run(kernel, "hello")
+    async with managed(successor(engine), store=store.successor()) as manager:
+        await back(manager, kernel.id)
+        await manager.delete(kernel.id)
+        with pytest.raises(KernelGone) as gone:
+            manager.get(kernel.id)
+        assert gone.value.members["last_execution"] == {"execution_id": last.id, "status": "ok", "ended": last.end}
+
+
+# asked of a kernel whose sandbox has not called yet
+
+
+async def test_a_delete_does_not_wait_for_the_sandbox(engine: FakeEngine, store: LastingStore) -> None:
+    async with doomed(engine, store) as manager:
+        kernel = await created(manager, CreateRequest())
+        box_of(engine, kernel).supervisor.redials = False
+    settings = load(**{**QUICK, "link": {**QUICK["link"], "lost_timeout": 3600.0}})
+    async with managed(successor(engine), settings, store.successor()) as manager:
+        assert manager.get(kernel.id).state is KernelState.RECOVERING
+        with anyio.fail_after(PATIENCE):
+            await manager.delete(kernel.id)
+        assert engine.boxes == {}
+
+
+async def test_a_cell_is_cancelled_and_no_question_answered_before_the_sandbox_calls(
+    engine: FakeEngine, store: LastingStore
+) -> None:
+    async with doomed(engine, store) as manager:
+        kernel = await created(manager, CreateRequest())
+        execution = kernel.execute(cell("asks", allow_stdin=True))
+        await until(lambda: "input_request" in types(execution))
+        supervisor = box_of(engine, kernel).supervisor
+        supervisor.redials = False
+    async with managed(successor(engine), store=store.successor()) as manager:
+        again = manager.get(kernel.id)
+        after = live(again, execution.id)
+        with pytest.raises(KernelUnavailable):
+            await again.answer(after, "Ada")
+        with pytest.raises(KernelUnavailable):
+            await again.interrupt()
+        await again.cancel(after)
+        supervisor.redials = True
+        supervisor.dial()
+        await ended(after)
+        assert after.status == "cancelled"
 
 
 # keys
@@ -870,4 +948,4 @@ async def test_death_at_every_commit(when: str) -> None:
     number = 1
     while await dying(number, when):
         number += 1
-    assert number > 15
+    assert number > 9
