@@ -7,10 +7,15 @@ with `tests.support.running`.
 import contextlib
 from collections.abc import Callable, Iterator
 
+import hypothesis
 import pytest
 
 from gateway.sandboxes.lockdown import LABEL
 from tests.support import GATEWAY_IDS, Gateway, Kernel, engine, running
+
+# How long an example takes says something of the machine, nothing of the code.
+hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session", autouse=True)

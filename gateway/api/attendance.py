@@ -64,7 +64,7 @@ async def until_stored(execution: ExecutionView) -> None:
 
 
 async def until_ended(execution: ExecutionView) -> None:
-    """Waits until its last event can be read."""
+    """Waits until its last event can be read, or the gateway lets go of it."""
     if isinstance(execution, Execution):  # any other has ended
         await execution.done.wait()
 

@@ -95,11 +95,13 @@ async def execute(
     on_left = unattended if body.on_disconnect == "interrupt" else None
     if form != "json":
         return streams.EventStream(execution.log, form, manager.leaving, headers=headers, on_left=on_left)
-    receive = None if on_left is None else request.receive
-    outcome = await attendance.attend(partial(attendance.until_ended, execution), manager.leaving, receive)
-    if outcome == "client_left" and on_left is not None:
+    ended = partial(attendance.until_ended, execution)
+    if on_left is None:
+        # Nothing but the end is waited for, and the gateway's leaving ends that too.
+        await ended()
+    elif await attendance.attend(ended, manager.leaving, request.receive) == "client_left":
         await on_left()
-    if outcome == "gateway_leaves" and not execution.log.closed:
+    if manager.leaving.is_set() and not execution.log.closed:
         raise attendance.shutting_down(execution)
     return await _result(execution, headers=headers)
 

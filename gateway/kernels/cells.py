@@ -84,6 +84,11 @@ class Cells:
             if execution is not None:
                 await execution.done.wait()
 
+    def release(self) -> None:
+        """Whoever waits for a cell is let go: it goes on without this gateway."""
+        for execution in self._executions.values():
+            execution.log.release()
+
     def attach(self, client: KernelClient | None) -> None:
         """Another kernel process (or none) is there to be talked to."""
         self._client = client

@@ -278,8 +278,8 @@ class Kernel:
 
     async def restart(self) -> None:
         """A new process in the same box: id and files stay, variables go."""
-        if self._changing.locked():
-            raise KernelUnavailable("The kernel is being restarted or stopped already.", kernel_id=self.id)
+        if self._changing.locked() or self.state in (KernelState.REQUESTED, KernelState.STARTING):
+            raise KernelUnavailable("The kernel is being started, restarted or stopped already.", kernel_id=self.id)
         async with self._changing:
             if self.gone:
                 raise self._dead("Its sandbox is gone, so it can't be restarted.")
@@ -414,7 +414,6 @@ class Kernel:
             return None
         assert self._tasks is not None
         current.interrupted = True
-        current.ladder = (reason, up_to)
         current.changed()
         self._tasks.start_soon(ladder.climb, self, current, reason, up_to)
         return current

@@ -22,17 +22,22 @@ STEPS: tuple[Step, ...] = ("interrupt", "interrupt_again", "kill_kernel", "kill_
 
 
 async def climb(kernel: "Kernel", execution: Execution, reason: Reason, up_to: Step) -> None:
-    """Steps until the execution has ended. Bound to it: a step for a cell that has ended is not taken."""
+    """Steps until the execution has ended. Bound to it: a step for a cell that has ended is not taken.
+
+    One climber a cell, since two would take each step twice; who comes later makes that one go as far as he would.
+    """
+    execution.ladder = _further(execution.ladder, (reason, up_to))
+    execution.changed()
     if execution.climbing:
-        # Somebody is on the ladder already; two would take each step twice.
         return
     execution.climbing = True
     try:
-        for step in STEPS[: STEPS.index(up_to) + 1]:
-            if execution.ended:
-                return
+        for number, step in enumerate(STEPS):
+            why, end = execution.ladder or (reason, up_to)
+            if execution.ended or number > STEPS.index(end):
+                break
             execution.last_step = step
-            execution.tell(Payload("interrupt", {"step": step, "reason": reason}))
+            execution.tell(Payload("interrupt", {"step": step, "reason": why}))
             await _take(kernel, execution, step)
             with anyio.move_on_after(kernel.settings.kernels.interrupt_grace):
                 await execution.done.wait()
@@ -40,6 +45,10 @@ async def climb(kernel: "Kernel", execution: Execution, reason: Reason, up_to: S
         execution.changed()
     finally:
         execution.climbing = False
+
+
+def _further(one: tuple[Reason, Step] | None, other: tuple[Reason, Step]) -> tuple[Reason, Step]:
+    return one if one is not None and STEPS.index(one[1]) >= STEPS.index(other[1]) else other
 
 
 async def signal_once(kernel: "Kernel") -> None:

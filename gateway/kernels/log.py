@@ -24,7 +24,8 @@ def timestamp() -> str:
 
 def rfc3339(seconds: float) -> str:
     """Seconds since the epoch in the same form."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    # isoformat costs a tenth of strftime, and there are several to a cell.
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")[:-6] + "Z"
 
 
 class EventLog:
@@ -35,7 +36,7 @@ class EventLog:
         self, execution_id: str | None, keep_bytes: int | None = None, on_append: Callable[[float], None] | None = None
     ) -> None:
         self.finished = anyio.Event()
-        """Set once the log is closed and its last event can be read."""
+        """Set once the log is closed and its last event can be read, or when it is released before that."""
         self._execution_id = execution_id
         self._keep_bytes = keep_bytes
         self._on_append = on_append
@@ -86,6 +87,10 @@ class EventLog:
         self._closed = True
         self._announce()
         self._wake()
+
+    def release(self) -> None:
+        """Whoever waits for the end waits no longer: the gateway lets go of what goes on."""
+        self.finished.set()
 
     # storing
 

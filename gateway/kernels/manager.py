@@ -253,6 +253,8 @@ class KernelManager:
             return
         self.stopping = True
         self.leaving.set()
+        for kernel in self.list():
+            kernel.cells.release()
         async with anyio.create_task_group() as tasks:
             for kernel in self.list():
                 if kernel.record.begun:

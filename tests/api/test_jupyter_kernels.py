@@ -297,16 +297,24 @@ def test_interrupt_needs_no_body(gateway: ScriptedGateway, body: bytes | None) -
     assert gateway.http.get(f"/api/kernels/{kernel.id}").json()["execution_state"] == "idle"
 
 
+def deaf() -> Any:
+    while True:
+        try:
+            yield Sleep(math.inf)
+        except KeyboardInterrupt:
+            yield printed("caught\n")
+
+
+def test_the_deadline_of_a_cell_stands_whoever_interrupts_it() -> None:
+    with scripted({"deaf": deaf}, kernels={"interrupt_grace": 0.05}) as gateway:
+        kernel = Kernel(gateway, start(gateway)["id"])
+        with kernel.submitted("deaf", timeout=0.5) as running:
+            gateway.http.post(f"/api/kernels/{kernel.id}/interrupt")
+            assert running.end()["status"] == "timeout"
+
+
 def test_an_interrupt_never_kills() -> None:
     """As Jupyter's, it is one signal; a cell that goes on goes on."""
-
-    def deaf() -> Any:
-        while True:
-            try:
-                yield Sleep(math.inf)
-            except KeyboardInterrupt:
-                yield printed("caught\n")
-
     with scripted({"deaf": deaf}, kernels={"interrupt_grace": 0.05}) as gateway:
         kernel = Kernel(gateway, start(gateway)["id"])
         with kernel.submitted("deaf") as running:
@@ -315,6 +323,7 @@ def test_an_interrupt_never_kills() -> None:
             gateway.http.post(f"/api/kernels/{kernel.id}/interrupt")
             running.wait_for("stream")
             assert gateway.http.get(f"/api/kernels/{kernel.id}").json()["execution_state"] == "busy"
+            kernel.delete()
         assert not [event for event in running.events if event.get("step") not in (None, "interrupt")]
 
 

@@ -5,6 +5,7 @@ gateway that runs `1+1` every half second; its misses fail the case, its times a
 """
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -85,7 +86,13 @@ def words(events: list[Event]) -> str:
         word = _word(event)
         if word and (not said or said[-1] != word):
             said.append(word)
-    return ", ".join(said)
+    return shorten(", ".join(said))
+
+
+def shorten(said: str) -> str:
+    """Two words that go on taking turns are said twice, and how often they did: `a, b, a, b, … (40 times)`."""
+    turns = re.compile(r"(\w+, \w+)((?:, \1){2,})")
+    return turns.sub(lambda found: f"{found[1]}, {found[1]}, … ({found[0].count(found[1])} times)", said)
 
 
 def _word(event: dict[str, Any]) -> str:
@@ -115,6 +122,29 @@ its `ended`, or when the canary misses a beat.
 """
 
 
+_TAIL = """
+## The gateway, its store, its engine
+
+Not in the table, since they end or restart what the canary lives on; each is a test of `tests/faults`.
+
+| fault | what is done | what holds | test |
+| --- | --- | --- | --- |
+| F04 | SIGKILL in the middle of a cell, an `input()`, a flood; box or process ends while no gateway is there | output once and in order, \
+variables kept; else a truthful end | `test_gateway_death.py`, `scripts/chaos` |
+| F05 | SIGKILL at each step of a create, of a delete | nothing is left over; the key is free, or gives the one kernel \
+| `test_gateway_death.py` |
+| F06 | a second gateway on the same state directory | refused, or waits; a gateway that lost its right stops by itself | `test_second_gateway.py` |
+| F07, F08 | dockerd stopped, killed, hung, with live-restore on and off | cells go on where the engine lets them live; creates 503; \
+ends are truthful | `test_engine_faults.py`, `scripts/engine-restarts` |
+| F11 | the store's disk full, read-only, damaged | new work 503, kernels live, nothing acknowledged is lost | `test_store_faults.py` |
+| F13, F14 | half-open connections; readers that come back | resumed by cursor, each event once | `test_detach.py`, `tests/e2e/test_executions.py` |
+| F15 | the client leaves | the cell goes on, or is cancelled where it asked for that | `tests/api/test_attendance.py` |
+| F20 | SIGTERM with running cells | drain, then detach or stop | `test_detach.py`, `tests/e2e/test_drain.py` |
+| F26 | the next gateway has other settings, or speaks another version | kernels are taken up; versions are agreed on \
+| `test_gateway_death.py`, `tests/unit/test_link.py` |
+"""
+
+
 def page(rows: list[Row]) -> str:
     """docs/fault-matrix.md"""
     lines = [
@@ -122,7 +152,7 @@ def page(rows: list[Row]) -> str:
         f"| {row.canary_p99 * 1000:.0f} ({row.canary_cells} cells) | 0 |"
         for row in sorted(rows, key=lambda row: row.fault.id)
     ]
-    return _HEAD + "\n".join(lines) + "\n"
+    return _HEAD + "\n".join(lines) + "\n" + _TAIL
 
 
 def write(rows: list[Row], path: Path) -> None:

@@ -21,7 +21,7 @@ from tests.unit.waiting import PATIENCE, until
 QUICK: dict[str, Any] = {
     "state_dir": "/nowhere",
     "kernels": {"interrupt_grace": 0.05, "specs": {"python3": {"start_timeout": 10.0}}},
-    "link": {"ping_interval": 0.05, "lost_timeout": 0.6, "command_timeout": 2.0},
+    "link": {"ping_interval": 0.05, "lost_timeout": 2.0, "command_timeout": 2.0},
 }
 
 

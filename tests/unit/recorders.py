@@ -27,6 +27,9 @@ class RecordingLink(Link):
         self.wire.append(parts)
         self.messages.append((channel, header, parent, content))
 
+    def send_now(self, channel: Channel, parts: list[bytes]) -> None:
+        self.send_message(channel, parts)
+
 
 class KernelVoice:
     """Says what a kernel would say to a client: signed with its key, numbered as frames."""

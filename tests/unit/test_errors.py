@@ -72,6 +72,8 @@ def test_waiting_helps_exactly_where_it_is_said() -> None:
         "shutting_down",
         "start_failed",
         "start_timeout",
+        "store_fenced",
+        "store_unavailable",
         "too_many_kernels",
     }
 

@@ -5,6 +5,7 @@ Everything above the engine is real: link, frames, signed messages, queue, ladde
 
 import asyncio
 import math
+from functools import partial
 from typing import Any
 
 import anyio
@@ -911,3 +912,27 @@ async def test_a_frozen_kernel_can_be_deleted(engine: FakeEngine) -> None:
         await kernel.freeze()
         await manager.delete(kernel.id)
         assert engine.boxes == {}
+
+
+# two who want the cell to stop
+
+
+async def test_a_deadline_makes_who_is_on_the_ladder_go_further(engine: FakeEngine) -> None:
+    """A client has asked for one soft step, and the cell's time is over before that has had its grace."""
+    engine.script.cells = {**CELLS, "deaf": deaf()}
+    async with started(engine, quick(interrupt_grace=0.5)) as kernel:
+        execution = kernel.execute(cell("deaf", timeout=0.3))
+        await kernel.interrupt(up_to="interrupt")
+        end = await ended(execution)
+        assert end["status"] == "timeout"
+        assert steps(execution)[:3] == ["interrupt", "interrupt_again", "kill_kernel"]
+
+
+async def test_a_kernel_that_is_being_started_is_not_restarted(engine: FakeEngine) -> None:
+    engine.script.answers_info = False
+    async with managed(engine) as manager, anyio.create_task_group() as tasks:
+        tasks.start_soon(expect_failure, partial(manager.create, CreateRequest()), GatewayError)
+        await until(lambda: [kernel for kernel in manager.list() if kernel.state == "starting"])
+        with pytest.raises(KernelUnavailable):
+            await manager.list()[0].restart()
+        await manager.delete(manager.list()[0].id)
