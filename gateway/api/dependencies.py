@@ -18,8 +18,10 @@ from gateway.errors import (
 from gateway.kernels.kernel import Kernel
 from gateway.kernels.manager import KernelManager
 
+# Coroutines, though they wait for nothing: a plain function would be run in a thread, and every request would go there and back.
 
-def get_manager(request: Request) -> KernelManager:
+
+async def get_manager(request: Request) -> KernelManager:
     manager: KernelManager = request.app.state.manager
     return manager
 
@@ -27,7 +29,7 @@ def get_manager(request: Request) -> KernelManager:
 Manager = Annotated[KernelManager, Depends(get_manager)]
 
 
-def get_kernel(kernel_id: str, manager: Manager) -> Kernel:
+async def get_kernel(kernel_id: str, manager: Manager) -> Kernel:
     return manager.get(kernel_id)
 
 

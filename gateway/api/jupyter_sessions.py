@@ -28,7 +28,7 @@ from gateway.settings import JupyterSettings
 router = APIRouter(prefix="/api/sessions", include_in_schema=False)
 
 
-def _sessions(request: Request) -> Sessions:
+async def _sessions(request: Request) -> Sessions:
     sessions: Sessions = request.app.state.sessions
     return sessions
 

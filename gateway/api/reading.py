@@ -37,7 +37,7 @@ class Reading:
         return EventStream(events, self.form, manager.leaving, self.after, encode)
 
 
-def _reading(
+async def _reading(
     request: Request,
     after: Annotated[int, Query(ge=0, lt=2**63, description="Number of the last event that is known already")] = 0,
     limit: Annotated[int, Query(ge=1, le=1000, description="Events on a page of JSON")] = 1000,
