@@ -126,6 +126,8 @@ class FakeEngine:
         self.require()
         box = self.host.boxes.get(kernel_id)
         if box is not None and box.gateway_id == self.gateway_id:
+            # The engine it was made with may be that of a gateway which is dead.
+            box._engine = self
             await box.remove()
 
     async def aclose(self) -> None:
