@@ -166,7 +166,7 @@ def test_late_output_of_a_thread_comes_as_the_kernels_own_event(kernel: Kernel) 
         assert kernel.http.put(kernel.file("go"), content=b"").status_code == 201
         check_background(socket.until(lambda event: event["type"] == "stream"), ended["execution_id"])
     # Who comes later finds it in the kernel's own log, by JSON Lines
-    with kernel.http.stream("GET", f"{kernel.path}/events") as answer:
+    with kernel.http.stream("GET", f"{kernel.path}/events", headers={"Accept": "application/x-ndjson"}) as answer:
         event = next(e for e in map(json.loads, answer.iter_lines()) if e["type"] == "stream")
         check_background(event, ended["execution_id"])
     # and by SSE, and may say how far it has read.
@@ -182,7 +182,7 @@ def test_the_kernels_own_events_tell_its_life(kernel: Kernel) -> None:
     kernel.restart()
     kernel.execute("import os\nos._exit(3)")
     kernel.restart()
-    with kernel.http.stream("GET", f"{kernel.path}/events") as answer:
+    with kernel.http.stream("GET", f"{kernel.path}/events", headers={"Accept": "application/x-ndjson"}) as answer:
         kernel.delete()
         events = [json.loads(line) for line in answer.iter_lines()]
     states = [event["state"] for event in events if event["type"] == "state"]
