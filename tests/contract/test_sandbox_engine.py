@@ -39,6 +39,11 @@ async def place(request: pytest.FixtureRequest) -> AsyncIterator[Yard]:
         yield found
 
 
+adopting = pytest.mark.parametrize("place", [name for name in YARDS if name != "docker-stdio"], indirect=True)
+"""Engines whose boxes outlive their gateway."""
+labelling = pytest.mark.parametrize("place", [name for name in YARDS if name != "fake"], indirect=True)
+
+
 class Bench:
     """One engine of one gateway; every box that it makes is removed at the end."""
 
@@ -469,8 +474,6 @@ async def test_an_engine_that_does_not_answer(place: Yard) -> None:
 @contextlib.asynccontextmanager
 async def successor(bench: Bench) -> AsyncIterator[Bench]:
     """Another engine of the same identity, as a new gateway process has it."""
-    if not bench.engine.adopts:
-        pytest.skip("its boxes end with their gateway")
     later = Bench(bench.place, bench.id)
     await later.engine.check()
     try:
@@ -490,6 +493,7 @@ async def test_whether_boxes_can_be_adopted(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("way", ["detached", "abandoned"])
+@adopting
 async def test_a_box_goes_on_under_the_next_gateway(bench: Bench, way: str) -> None:
     box = await bench.connected()
     await box.start_kernel()
@@ -515,6 +519,7 @@ async def test_a_box_goes_on_under_the_next_gateway(bench: Bench, way: str) -> N
         assert await later.boxes() == set()
 
 
+@adopting
 async def test_a_box_is_handed_on_again_and_again(bench: Bench) -> None:
     box = await bench.connected()
     await box.start_kernel()
@@ -526,6 +531,7 @@ async def test_a_box_is_handed_on_again_and_again(bench: Bench) -> None:
             assert await box.answers()
 
 
+@adopting
 async def test_what_was_not_stored_comes_again_exactly_once(bench: Bench) -> None:
     """Neither what the gateway before had read, nor what came while there was none."""
     box = await bench.connected()
@@ -546,6 +552,7 @@ async def test_what_was_not_stored_comes_again_exactly_once(bench: Bench) -> Non
         assert [frame for frame in box.frames if frame.seq > box.safe] == taken.frames[: len(box.frames) - len(stored)]
 
 
+@adopting
 async def test_messages_that_were_under_way_arrive_exactly_once(bench: Bench) -> None:
     box = await bench.connected()
     await box.start_kernel()
@@ -565,6 +572,7 @@ async def test_messages_that_were_under_way_arrive_exactly_once(bench: Bench) ->
         assert numbers == list(range(1, len(numbers) + 1))
 
 
+@adopting
 async def test_a_frozen_box_is_adopted_and_thawed(bench: Bench) -> None:
     box = await bench.connected()
     await box.start_kernel()
@@ -577,6 +585,7 @@ async def test_a_frozen_box_is_adopted_and_thawed(bench: Bench) -> None:
         assert await taken.answers()
 
 
+@adopting
 async def test_a_box_that_ended_meanwhile_is_adopted_and_tells_how(bench: Bench) -> None:
     ended, removed = await bench.connected(), await bench.connected()
     async with successor(bench) as later:
@@ -592,6 +601,7 @@ async def test_a_box_that_ended_meanwhile_is_adopted_and_tells_how(bench: Bench)
         assert await taken[1].sandbox.exit() == SandboxExit(None, oom_killed=False, removed=True)
 
 
+@adopting
 async def test_an_adoption_that_is_broken_off_can_be_done_again(bench: Bench) -> None:
     box = await bench.connected()
     await box.start_kernel()
@@ -667,11 +677,11 @@ async def test_a_directory_without_a_container_is_found_and_discarded(bench: Ben
     assert await bench.engine.list() == []
 
 
+@labelling
 async def test_strange_containers_with_our_label_are_found_and_discarded(bench: Bench) -> None:
     """Of an older version, or made by somebody who wants to see what we do with it."""
     place = bench.place
-    if not isinstance(place, DockerYard):
-        pytest.skip("only Docker has labels")
+    assert isinstance(place, DockerYard)
     old, odd = new_id(), new_id()
     await place.make_strange(bench.id, f"cellgate-{old}", {"kernel": old})
     await place.make_strange(
@@ -692,9 +702,9 @@ async def test_strange_containers_with_our_label_are_found_and_discarded(bench: 
     assert await bench.found() == {}
 
 
+@labelling
 async def test_labels_say_whose_it_is(bench: Bench) -> None:
-    if not isinstance(bench.place, DockerYard):
-        pytest.skip("only Docker has labels")
+    assert isinstance(bench.place, DockerYard)
     box = await bench.create(epoch=3, owner="robin", expires_at=1_900_000_000.25)
     labels = await bench.place.labels(box.sandbox)
     assert {name: value for name, value in labels.items() if name in OUR_LABELS} == {

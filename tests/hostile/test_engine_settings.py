@@ -5,6 +5,7 @@
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -128,7 +129,10 @@ def test_nothing_the_engine_stores_is_secret(gateway: Gateway, api: docker.APICl
     assert "label of the client" not in text
     assert sorted(found["Config"]["Env"]) == sorted([*image["Config"]["Env"], "CELLGATE_CPUS=1"])
     own = {name: value for name, value in found["Config"]["Labels"].items() if name not in (image["Config"]["Labels"] or {})}
-    assert own == {f"{LABEL}gateway": gateway.id, f"{LABEL}kernel": kernel.id}
+    expires = own.pop(f"{LABEL}expires")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", expires)
+    ours = {"gateway": gateway.id, "kernel": kernel.id, "epoch": "1", "owner": ""}
+    assert own == {f"{LABEL}{name}": value for name, value in ours.items()}
     assert found["Args"] == ["-I", "-m", "cellgate_supervisor", "--link", "/run/cellgate/link.sock"]
 
 
@@ -141,7 +145,8 @@ def test_no_word_of_a_request_reaches_the_engine(gateway: Gateway, shared: Kerne
         assert kernel.run("import os\nprint(os.environ['ODD'] == " + repr(ODD) + ")") == "True\n"
         odd, plain = api.inspect_container(kernel.container), api.inspect_container(shared.container)
     for found, owner in ((odd, kernel), (plain, shared)):
-        found["Config"]["Labels"].pop(f"{LABEL}kernel")
+        for name in ("kernel", "expires"):
+            del found["Config"]["Labels"][f"{LABEL}{name}"]
         found["HostConfig"]["Mounts"] = json.loads(json.dumps(found["HostConfig"]["Mounts"]).replace(owner.id, "ID"))
     assert odd["HostConfig"] == plain["HostConfig"]
     assert odd["Config"] == plain["Config"]
