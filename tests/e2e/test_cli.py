@@ -191,7 +191,7 @@ def test_without_an_address_a_private_gateway_does_it_and_leaves_nothing(short: 
 
 def test_serve_says_how_to_call_it_and_the_line_works(short: Path) -> None:
     state = short / "state"
-    command = [*COMMAND, "serve", "--port", "0", "--state-dir", str(state), "--log-level", "error"]
+    command = [*COMMAND, "serve", "--port", "0", "--state-dir", str(state), "--log-level", "error", "--on-shutdown", "stop"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment(None)) as process:
         assert process.stderr
         said = []
