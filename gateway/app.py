@@ -116,19 +116,26 @@ async def _run_manager(manager: KernelManager, app: FastAPI, *, task_status: any
     try:
         await manager.run(task_status=task_status)
     except Exception as error:
-        app.state.error = error
+        app.state.error = cause = _only(error)
         if not manager.running:
-            raise
+            raise cause from error
         log.exception("gateway_failed")
         manager.over.set()
 
 
+def _only(error: Exception) -> Exception:
+    """What a group of one is about: the operator is told the reason, not how it came."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
 async def _store(settings: Settings, stack: contextlib.AsyncExitStack) -> Store:
     """The opened store of the state directory, which is ours alone until the stack ends; raises `ConfigurationError`."""
-    if settings.store.kind == "memory":
-        return MemoryStore()
     lease = await Lease.acquire(settings.state_dir, settings.store.lock_wait)
     stack.callback(lease.release)
+    if settings.store.kind == "memory":
+        return MemoryStore()
     store = SqliteStore(settings.store.path or settings.state_dir / "store.sqlite3")
     await store.open()
     stack.push_async_callback(store.aclose)

@@ -241,7 +241,8 @@ class StoreSettings(_Frozen):
     keep: float = Field(default=604_800.0, ge=0)
     """Seconds that an ended execution can still be read."""
     max_size: int = Field(default=4096 * MIB, ge=MIB)
-    """Bytes of everything stored; past it the oldest ended executions go first."""
+    """Bytes of everything stored; past it the oldest ended executions go first. Looked at every few seconds, and running executions
+    stay: leave room for `kernels.max_output` bytes for each kernel."""
     lock_wait: float = Field(default=0.0, ge=0)
     """Seconds to wait at the start for another gateway on the same state directory to end; 0: refuse to start at once."""
 

@@ -56,17 +56,10 @@ def _first(error: BaseException) -> BaseException:
     return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
-async def until_stored(execution: ExecutionView) -> None:
-    """Waits until its first event can be read: from then on it outlives this gateway."""
-    if execution.log.last_seq == 0:
-        async for _ in execution.log.follow(0):
-            return
-
-
 async def until_ended(execution: ExecutionView) -> None:
     """Waits until its last event can be read, or the gateway lets go of it."""
     if isinstance(execution, Execution):  # any other has ended
-        await execution.done.wait()
+        await execution.log.settled.wait()
 
 
 async def cancel_unattended(manager: KernelManager, kernel: Kernel, execution: ExecutionView) -> None:

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.kernels.kernel import Kernel
+from gateway.kernels.log import rfc3339
 from gateway.protocol.events import EndStatus, EventType
 from gateway.settings import KernelSpecSettings
 
@@ -55,9 +56,9 @@ class KernelDocument(BaseModel):
             spec=kernel.request.spec_name,
             label=kernel.request.label,
             state=kernel.state.value,
-            created_at=_time(kernel.created_at),
+            created_at=rfc3339(kernel.created),
             last_activity=kernel.last_activity,
-            expires_at=_time(kernel.expires_at),
+            expires_at=rfc3339(kernel.expires_at.timestamp()),
             execution_count=kernel.cells.execution_count,
             queue_length=kernel.cells.queue_length,
             limits=LimitsDocument(memory=limits.memory, cpus=limits.cpus, pids=limits.pids),
@@ -187,8 +188,3 @@ class Problem(BaseModel):
     code: str
     detail: str
     retryable: bool
-
-
-def _time(value: Any) -> str:
-    text: str = value.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    return text

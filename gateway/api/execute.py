@@ -84,7 +84,7 @@ async def execute(
     headers = dict(REPLAYED) if replayed else {}
     preferred = prefers_async(request.headers.getlist("prefer"))
     if body.detach or preferred:
-        await attendance.attend(partial(attendance.until_stored, execution), manager.leaving)
+        await attendance.attend(execution.stored, manager.leaving)
         if execution.log.last_seq == 0:
             raise attendance.shutting_down(execution)
         headers["Location"] = path_of(execution)

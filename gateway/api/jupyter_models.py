@@ -3,6 +3,7 @@
 from typing import Any
 
 from gateway.kernels.kernel import Kernel
+from gateway.kernels.log import rfc3339
 from gateway.kernels.sessions import Session
 from gateway.kernels.state import KernelState
 from gateway.settings import KernelSpecSettings
@@ -35,7 +36,7 @@ def kernel_model(kernel: Kernel) -> dict[str, Any]:
             "state": kernel.state.value,
             "label": kernel.request.label,
             "username": kernel.request.env.get("KERNEL_USERNAME", ""),
-            "expires_at": kernel.expires_at.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            "expires_at": rfc3339(kernel.expires_at.timestamp()),
             "cause": kernel.cause,
         },
     }

@@ -170,7 +170,7 @@ class _Conversation:
         self, execution: ExecutionView, after: int, request_id: RequestId, encode: Encode, accepted: dict[str, Any]
     ) -> None:
         try:
-            await attendance.until_stored(execution)
+            await execution.stored()
             await self._send({"type": "accepted", "execution_id": execution.id, "request_id": request_id, **accepted})
             await self._forward(execution.log, after, request_id, encode)
             self._unattended.pop(execution.id, None)

@@ -26,6 +26,8 @@ SOON = 0.005
 """Seconds within which outputs and a start are stored and told; the end of a cell, questions and warnings are at once. In a short cell
 all of it goes into one commit, which takes CPU that the cell is using."""
 
+_MOST_REPORTS = 1000
+
 
 @dataclass(frozen=True, slots=True)
 class CellRequest:
@@ -88,6 +90,7 @@ class Execution:
         self._journal = journal
         self._recorded = False
         self._announced = False
+        self._reports = 0
         self._started_at: float | None = None
         self._ended_at: float | None = None
         self._begun = 0.0
@@ -164,12 +167,20 @@ class Execution:
             self.budget.leave_out(size)
             self.changed()
 
+    def report(self) -> bool:
+        """Whether another report of the sandbox (a gap, a warning) may become an event. It sends them as it likes; the sums go on."""
+        self._reports += 1
+        return self._reports <= _MOST_REPORTS
+
     def leave_gap(self, events: int, size: int) -> None:
         """So many outputs were left out before they reached the gateway."""
         if self.ended:
             return
         self.gap = _more(self.gap, events, size)
-        self.log.append([Payload("gap", {"events": events, "bytes": size})])
+        if self.report():
+            self.log.append([Payload("gap", {"events": events, "bytes": size})])
+        else:
+            self.changed(SOON)
 
     def finish(self, status: EndStatus, cause: Cause | None, kernel_state: str, variables: str) -> None:
         """The end, told once; later calls change nothing."""

@@ -120,6 +120,9 @@ class Journal:
     async def _commit(self, changes: list[Change]) -> None:
         while True:
             try:
+                if self.failure is not None:
+                    # With room for this round and no more the next one would fail again.
+                    await self.store.check()
                 await self.store.commit(changes)
             except StoreUnavailable as error:
                 if self.failure is None:

@@ -53,7 +53,6 @@ from gateway.supervisor.frames import Frame, Kind
 
 log = structlog.get_logger()
 
-_RECOVERING = "The gateway was just restarted and waits for this kernel's sandbox; try again shortly."
 _RECORDING = 1.0
 """Seconds that ending a kernel waits for the store to hear of it."""
 _CATCHING_UP = 2.0
@@ -94,7 +93,6 @@ class Kernel:
         self._reporter = Reporter(self.cells, self.log)
         self._settings = settings
         self._journal = journal
-        self._engine = engine
         self._box = Box(engine, self._sandbox_spec(), self._terms(), settings.link, self)
         self._client: KernelClient | None = None
         self._interrupt_mode = "signal"
@@ -366,6 +364,12 @@ class Kernel:
         if not self.alive:
             raise KernelUnavailable(f"The kernel is {self.state} at the moment; try again shortly.", kernel_id=self.id)
 
+    def require_reached(self) -> None:
+        """Raises `KernelUnavailable` while a gateway that was started anew waits for the sandbox."""
+        if self.state is KernelState.RECOVERING:
+            text = "The gateway was just restarted and waits for this kernel's sandbox; try again shortly."
+            raise KernelUnavailable(text, kernel_id=self.id)
+
     async def _thaw(self) -> None:
         """Only the engine can: while it is away, cells wait."""
         while self.frozen and self.alive:
@@ -406,8 +410,7 @@ class Kernel:
     ) -> Execution | None:
         """Climbs the ladder for the running cell, as far as `up_to`, in the background after its first step; None when none runs."""
         self.require_alive()
-        if self.state is KernelState.RECOVERING:
-            raise KernelUnavailable(_RECOVERING, kernel_id=self.id)
+        self.require_reached()
         self.touch()
         current = self.cells.current
         if current is None or (execution is not None and execution is not current):
@@ -454,8 +457,8 @@ class Kernel:
 
     async def answer(self, execution: Execution, value: str) -> None:
         """Answers the execution's question, and waits until the answer can't be lost; raises `NotWaitingForInput`, `StoreUnavailable`."""
-        if self.state is KernelState.RECOVERING:
-            raise KernelUnavailable(_RECOVERING, kernel_id=self.id)
+        self.require_reached()
+        self._journal.require()
         self.touch()
         self.cells.answer(execution, value)
         await self.record.written()
@@ -526,6 +529,9 @@ class Kernel:
 
     async def on_lost(self, cause: Cause) -> None:
         """The sandbox is gone or given up: dead for good."""
+        if self.state is KernelState.RECOVERING and self.cells.current is not None:
+            text = "The sandbox ended while no gateway was there. What the cell has put out since then could not be taken."
+            self.cells.current.tell(Payload("warning", {"code": "output_may_be_missing", "message": text}))
         self._die(cause)
         with anyio.CancelScope(shield=True):
             await self._box.remove()
@@ -632,7 +638,7 @@ class Kernel:
                 # It is being deleted: nothing is to be gone on with.
                 return
             if cause is not None:
-                await self._lost_while_away(cause)
+                await self.on_lost(cause)
             elif self.phase == "launching":
                 self._set(KernelState.RESTARTING)
                 try:
@@ -653,9 +659,3 @@ class Kernel:
         if current is not None and (current.cancelled or current.ladder) and self._tasks is not None:
             asked: tuple[Any, Any] = current.ladder or ("client", "kill_sandbox")
             self._tasks.start_soon(ladder.climb, self, current, *asked)
-
-    async def _lost_while_away(self, cause: Cause) -> None:
-        if self.cells.current is not None:
-            text = "The sandbox ended while no gateway was there. What the cell has put out since then could not be taken."
-            self.cells.current.tell(Payload("warning", {"code": "output_may_be_missing", "message": text}))
-        await self.on_lost(cause)

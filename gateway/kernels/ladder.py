@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 import anyio
 
-from gateway.errors import KernelUnavailable
 from gateway.kernels import causes
 from gateway.kernels.execution import Execution
-from gateway.kernels.state import KernelState
 from gateway.protocol.events import Payload
 
 if TYPE_CHECKING:
@@ -55,8 +53,7 @@ async def signal_once(kernel: "Kernel") -> None:
     """An interrupt as Jupyter's is: each is one signal, however soon after the last, and no harder step follows. Raises `KernelDead`,
     `KernelGone`, `KernelUnavailable`."""
     kernel.require_alive()
-    if kernel.state is KernelState.RECOVERING:
-        raise KernelUnavailable("The gateway was just restarted and waits for this kernel's sandbox; try again shortly.")
+    kernel.require_reached()
     kernel.touch()
     current = kernel.cells.current
     if current is None:

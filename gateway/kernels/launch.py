@@ -20,7 +20,7 @@ async def launch(client: KernelClient, link: Link, request: KernelRequest, kerne
         cause = causes.from_process(client.exit_info or {})
         how = cause["signal"] or f"exit code {cause['exit_code']}"
         raise StartFailed(f"The kernel process ended before it answered ({how}).", kernel_id=kernel_id, log=cause["log"])
-    return str(started.get("interrupt_mode"))
+    return "message" if started.get("interrupt_mode") == "message" else "signal"
 
 
 class RestartBudget:

@@ -36,7 +36,9 @@ class EventLog:
         self, execution_id: str | None, keep_bytes: int | None = None, on_append: Callable[[float], None] | None = None
     ) -> None:
         self.finished = anyio.Event()
-        """Set once the log is closed and its last event can be read, or when it is released before that."""
+        """Set once the log is closed and its last event can be read."""
+        self.settled = anyio.Event()
+        """Set then, or when the gateway lets go of what goes on: nobody is to wait here any longer."""
         self._execution_id = execution_id
         self._keep_bytes = keep_bytes
         self._on_append = on_append
@@ -89,8 +91,8 @@ class EventLog:
         self._wake()
 
     def release(self) -> None:
-        """Whoever waits for the end waits no longer: the gateway lets go of what goes on."""
-        self.finished.set()
+        """The gateway lets go of what goes on."""
+        self.settled.set()
 
     # storing
 
@@ -172,6 +174,7 @@ class EventLog:
     def _wake(self) -> None:
         if self.closed:
             self.finished.set()
+            self.settled.set()
         if self._changed is not None:
             self._changed.set()
             self._changed = None

@@ -43,7 +43,7 @@ log = structlog.get_logger()
 
 _KEPT_DEAD = 256
 """Dead kernels that are still listed; past it the oldest leave only a tombstone."""
-_PURGE_INTERVAL = 60.0
+_PURGE_INTERVAL = 10.0
 _FINAL_FLUSH = 5.0
 """Seconds that a gateway that stops waits for its store."""
 

@@ -61,7 +61,8 @@ class Reporter:
         if payload is None:
             return
         if execution is not None and not execution.ended:
-            execution.tell(payload)
+            if execution.report():
+                execution.tell(payload)
         else:
             self._log.append_bounded(payload, 1000)
 

@@ -211,7 +211,6 @@ class Store(Protocol):
         what is stored: a number, key or chunk that is taken."""
 
     async def kernels(self) -> list[KernelRow]: ...
-    async def kernel_of_key(self, key: str) -> KernelRow | None: ...
 
     async def frames(self, kernel_id: str) -> list[tuple[int, bytes]]:
         """Frames not known to have arrived, by number."""

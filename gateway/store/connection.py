@@ -59,8 +59,8 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 class ConnectionThread:
-    """Runs requests one after another. After a failure of the file the connection is opened anew for the next request, which
-    therefore works as soon as the cause is gone."""
+    """Runs requests one after another; behind each waits whoever asked, so there are never more than those. After a failure of the
+    file the connection is opened anew for the next request, which therefore works as soon as the cause is gone."""
 
     def __init__(self, name: str, path: Path, wal: WriteAheadLog | None = None) -> None:
         """The one that has a `wal` writes, others can't."""

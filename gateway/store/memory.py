@@ -32,9 +32,6 @@ class MemoryStore:
     async def kernels(self) -> list[KernelRow]:
         return sorted(self._tables.kernels.values(), key=lambda row: (row.created_at, row.id))
 
-    async def kernel_of_key(self, key: str) -> KernelRow | None:
-        return next((row for row in self._tables.kernels.values() if row.key == key), None)
-
     async def frames(self, kernel_id: str) -> list[tuple[int, bytes]]:
         return sorted(self._tables.frames.get(kernel_id, {}).items())
 

@@ -26,11 +26,6 @@ def kernels(db: sqlite3.Connection) -> list[KernelRow]:
     return [KernelRow(*row) for row in db.execute(f"{_KERNEL} ORDER BY created_at, id").fetchall()]
 
 
-def kernel_of_key(db: sqlite3.Connection, key: str) -> KernelRow | None:
-    row = _one(db, f"{_KERNEL} WHERE key = ?", key)
-    return None if row is None else KernelRow(*row)
-
-
 def frames(db: sqlite3.Connection, kernel_id: str) -> list[tuple[int, bytes]]:
     return db.execute("SELECT seq, frame FROM frames WHERE kernel_id = ? ORDER BY seq", (kernel_id,)).fetchall()
 

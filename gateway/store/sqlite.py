@@ -51,9 +51,6 @@ class SqliteStore:
     async def kernels(self) -> list[KernelRow]:
         return await self._reader.run(reading.kernels)
 
-    async def kernel_of_key(self, key: str) -> KernelRow | None:
-        return await self._reader.run(lambda db: reading.kernel_of_key(db, key))
-
     async def frames(self, kernel_id: str) -> list[tuple[int, bytes]]:
         return await self._reader.run(lambda db: reading.frames(db, kernel_id))
 

@@ -77,7 +77,6 @@ async def test_an_empty_store(store: Store) -> None:
     assert store.epoch == 1
     assert not await store.kernels()
     assert not await store.tombstones()
-    assert await store.kernel_of_key("none") is None
     assert not await store.frames("k")
     assert not await store.unfinished("k")
     assert not await store.executions("k", None, 9)
@@ -98,7 +97,6 @@ async def test_kernels_come_back_as_they_were_put(store: Store) -> None:
     first, second = kernel("a", 2.5, "key"), kernel("b", 1.25, document=b"")
     await store.commit([PutKernel(first), PutKernel(second)])
     assert await store.kernels() == [second, first]
-    assert await store.kernel_of_key("key") == first
     changed = KernelRow("a", 2.5, b"\x00\xff", "key", "other", 5, 6)
     await store.commit([PutKernel(changed)])
     assert await store.kernels() == [second, changed]
@@ -234,7 +232,6 @@ async def test_the_end_of_a_kernel_leaves_its_executions(store: Store) -> None:
     stone = Tombstone("k", 50.5, b'{"cause":"idle"}')
     await store.commit([EndKernel(stone)])
     assert [found.id for found in await store.kernels()] == ["other"]
-    assert await store.kernel_of_key("key") is None
     assert not await store.frames("k")
     assert not await store.events("k", 0, 9)
     assert not await store.large_values("k", 0, 9)

@@ -415,3 +415,12 @@ def test_an_execution_that_was_taken_up_again_is_the_same(
         assert await store.last_event(execution.id) == execution.log.last_seq
 
     anyio.run(play)
+
+
+def test_reports_of_a_sandbox_are_bounded_and_their_sums_go_on() -> None:
+    """It may send as many as it likes; they are no output, so no output budget bounds them."""
+    execution = Execution("k", CellRequest("1", 60.0), OutputBudget(1000, 100))
+    for _ in range(5000):
+        execution.leave_gap(1, 10)
+    assert len(execution.log.since(0)) == 1000
+    assert execution.gap == {"events": 5000, "bytes": 50_000}

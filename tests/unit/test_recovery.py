@@ -24,6 +24,7 @@ from gateway.errors import (
 )
 from gateway.kernels import kernel_record
 from gateway.kernels.archive import ArchivedExecution
+from gateway.kernels.box import Box
 from gateway.kernels.execution import Execution
 from gateway.kernels.kernel import Kernel
 from gateway.kernels.manager import KernelManager
@@ -309,7 +310,7 @@ async def test_what_comes_before_the_gateway_is_ready_for_it_is_not_lost(engine:
         async def adopt(self, kernel_id: str, make_link: Callable[[], Link]) -> FakeSandbox:
             box = await super().adopt(kernel_id, make_link)
             box.supervisor.dial()
-            await until(lambda: box.link.waiting or box.supervisor.greetings > 1)
+            await until(lambda: box.link.bad_frames or box.supervisor.greetings > 1)
             await anyio.sleep(0.05)
             return box
 
@@ -949,3 +950,46 @@ async def test_death_at_every_commit(when: str) -> None:
     while await dying(number, when):
         number += 1
     assert number > 9
+
+
+# let go
+
+
+async def test_letting_go_does_not_hurry_who_is_on_the_ladder(engine: FakeEngine, store: LastingStore) -> None:
+    """Whoever waits for the cell is released; whoever makes it stop is not told that its grace is over."""
+    settings = quick(interrupt_grace=600.0)
+    async with anyio.create_task_group() as tasks:
+        manager = KernelManager(settings, engine, store=store)
+        await tasks.start(manager.run)
+        kernel = await created(manager, CreateRequest())
+        execution = kernel.execute(cell("deaf"))
+        await kernel.interrupt()
+        await until(lambda: steps(execution) == ["interrupt"])
+        process = process_of(engine, kernel)
+        await manager.detach_all()
+        await execution.log.settled.wait()
+        assert not execution.done.is_set()
+        assert steps(execution) == ["interrupt"]
+        tasks.cancel_scope.cancel()
+    async with managed(successor(engine), settings, store.successor()) as again:
+        assert process_of(engine, await back(again, kernel.id)) is process
+
+
+async def test_a_box_that_the_first_look_misses_is_told_of_too(
+    engine: FakeEngine, store: LastingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever finds out first that the box is gone: that output may be missing is said."""
+    async with doomed(engine, store) as manager:
+        kernel = await created(manager, CreateRequest())
+        execution = kernel.execute(cell("sleeps"))
+        await until(lambda: "started" in types(execution))
+    engine.boxes[kernel.id].vanish()
+
+    async def never(*_: Any) -> None:
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(Box, "reach", never)
+    async with managed(successor(engine), store=store.successor()) as manager:
+        after = live(manager.get(kernel.id), execution.id)
+        await ended(after)
+        assert [warning["code"] for warning in after.result()["warnings"]] == ["output_may_be_missing"]

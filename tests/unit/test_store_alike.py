@@ -70,7 +70,6 @@ async def answers(store: Store) -> list[object]:
         found += [await store.executions(name, before, 2) for before in (None, 3)]
         found += [await store.execution_of_key(name, text) for text in "xy"]
         found += [await store.execution(name, execution_id) for execution_id in EXECUTIONS]
-    found += [await store.kernel_of_key(text) for text in "xy"]
     for name in LOGS:
         found += [await store.last_event(name), await store.large_values(name, 2, 3)]
         found += [await store.large_value(name, seq, media) for seq in range(1, 5) for media in MEDIA]
