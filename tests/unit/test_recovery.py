@@ -309,9 +309,12 @@ async def test_what_comes_before_the_gateway_is_ready_for_it_is_not_lost(engine:
     class Slow(FakeEngine):
         async def adopt(self, kernel_id: str, make_link: Callable[[], Link]) -> FakeSandbox:
             box = await super().adopt(kernel_id, make_link)
-            box.supervisor.dial()
-            await until(lambda: box.link.bad_frames or box.supervisor.greetings > 1)
-            await anyio.sleep(0.05)
+            supervisor = box.supervisor
+            supervisor.redials = False
+            supervisor.dial()
+            await until(lambda: supervisor._socket is None or supervisor.greetings > 1, "an answer to the call")
+            supervisor.redials = True
+            supervisor.dial()
             return box
 
     async with doomed(engine, store) as manager:
