@@ -9,10 +9,9 @@ from typing import Any
 import orjson
 
 from gateway.protocol.events import Event
+from gateway.protocol.large import LIMIT
 from gateway.store.base import AddEvents, Chunk, LargeValue
 
-LARGE = 64 * 1024
-"""Bytes of JSON from which a value of a MIME bundle is kept beside its event."""
 _CHUNK = 1024 * 1024
 """Bytes of lines after which another chunk begins."""
 
@@ -25,7 +24,7 @@ def to_changes(log: str, events: Sequence[Event]) -> list[AddEvents]:
     first, size = 0, 0
     for event in events:
         line = event.json
-        if len(line) > LARGE:
+        if len(line) > LIMIT:
             line, values = _set_apart(event)
             large += values
         lines.append(line)
@@ -48,7 +47,7 @@ def _set_apart(event: Event) -> tuple[bytes, list[LargeValue]]:
     if not isinstance(data, dict):
         return event.json, []
     values = {media: orjson.dumps(value) for media, value in data.items()}
-    large = {media: value for media, value in values.items() if len(value) > LARGE}
+    large = {media: value for media, value in values.items() if len(value) > LIMIT}
     if not large:
         return event.json, []
     kept = {media: None if media in large else value for media, value in data.items()}

@@ -234,7 +234,6 @@ class Store(Protocol):
         """The chunks that hold the events above `after`, in order; at least one if there are any, then as many as fit."""
 
     async def large_values(self, log: str, first: int, last: int) -> list[LargeValue]: ...
-    async def large_value(self, log: str, seq: int, media: str) -> LargeValue | None: ...
     async def held(self, execution_id: str) -> list[bytes]:
         """The `lines` of the held chunks, in order."""
 

@@ -71,9 +71,6 @@ class MemoryStore:
     async def large_values(self, log: str, first: int, last: int) -> list[LargeValue]:
         return [value for (seq, _), value in sorted(self._tables.large.get(log, {}).items()) if first <= seq <= last]
 
-    async def large_value(self, log: str, seq: int, media: str) -> LargeValue | None:
-        return self._tables.large.get(log, {}).get((seq, media))
-
     async def held(self, execution_id: str) -> list[bytes]:
         return [lines for _, lines in sorted(self._tables.held.get(execution_id, {}).items())]
 

@@ -78,11 +78,6 @@ def large_values(db: sqlite3.Connection, log: str, first: int, last: int) -> lis
     return [LargeValue(*row) for row in rows]
 
 
-def large_value(db: sqlite3.Connection, log: str, seq: int, media: str) -> LargeValue | None:
-    row = _one(db, f"{_LARGE} AND seq = ? AND media = ?", log, seq, media)
-    return None if row is None else LargeValue(*row)
-
-
 def held(db: sqlite3.Connection, execution_id: str) -> list[bytes]:
     return [lines for (lines,) in db.execute(_HELD, (execution_id,)).fetchall()]
 

@@ -78,9 +78,6 @@ class SqliteStore:
     async def large_values(self, log: str, first: int, last: int) -> list[LargeValue]:
         return await self._reader.run(lambda db: reading.large_values(db, log, first, last))
 
-    async def large_value(self, log: str, seq: int, media: str) -> LargeValue | None:
-        return await self._reader.run(lambda db: reading.large_value(db, log, seq, media))
-
     async def held(self, execution_id: str) -> list[bytes]:
         return await self._reader.run(lambda db: reading.held(db, execution_id))
 

@@ -86,7 +86,6 @@ async def test_an_empty_store(store: Store) -> None:
     assert not await store.events("e", 0, 9)
     assert not await store.large_values("e", 0, 9)
     assert await store.last_event("e") == 0
-    assert await store.large_value("e", 1, "text/plain") is None
     assert await store.held("e") == []
     assert await store.purge(KEEP_ALL, NOW) == 0
     await store.commit([])
@@ -187,9 +186,6 @@ async def test_large_values_stand_beside_their_events(store: Store) -> None:
     assert await store.large_values("e", 1, 4) == values
     assert await store.large_values("e", 2, 3) == []
     assert await store.large_values("e", 4, 4) == values[2:]
-    assert await store.large_value("e", 1, "image/png") == values[0]
-    assert await store.large_value("e", 2, "image/png") is None
-    assert await store.large_value("other", 1, "image/png") is None
 
 
 async def test_dropping_events_drops_whole_chunks_and_what_is_theirs(store: Store) -> None:
@@ -239,7 +235,7 @@ async def test_the_end_of_a_kernel_leaves_its_executions(store: Store) -> None:
     assert await store.tombstones() == [stone]
     assert await store.execution_of_key("k", "x") == row
     assert await store.events("e", 0, EVERYTHING) == [chunk(1, 2)]
-    assert await store.large_value("e", 1, "a/b") == LargeValue(1, "a/b", b"v")
+    assert await store.large_values("e", 1, 1) == [LargeValue(1, "a/b", b"v")]
     await store.commit([PutKernel(kernel("new", key="key"))])  # its key is free again
 
 

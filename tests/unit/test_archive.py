@@ -98,16 +98,15 @@ async def test_a_log_that_is_read_while_it_grows_is_the_same_as_what_is_stored(s
         assert [event.seq for event in stored] == [*range(1, len(stored) + 1)]
 
 
-async def test_large_values_are_read_alone(store: LastingStore) -> None:
+async def test_large_values_stand_beside_their_events(store: LastingStore) -> None:
     async with running(store) as manager:
         kernel = await created(manager, CreateRequest())
         _, found = await evicted(manager, kernel, "large")
         (shown,) = [event for event in await found.log.page(0, 100) if event.type == "display"]
         assert list(shown.members["data"]) == ["image/png", "text/plain", "application/json"]
-        value = await store.large_value(found.id, shown.seq, "image/png")
-        assert value is not None
-        assert value.data == b'"' + b"x" * 200_000 + b'"'
-        assert await store.large_value(found.id, shown.seq, "text/plain") is None
+        beside = {value.media: value.data for value in await store.large_values(found.id, shown.seq, shown.seq)}
+        assert beside["image/png"] == b'"' + b"x" * 200_000 + b'"'
+        assert "text/plain" not in beside
 
 
 async def test_pages_of_executions_are_newest_first(store: LastingStore) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.kernels import records
 from gateway.protocol.events import Event
+from gateway.protocol.large import LIMIT
 from gateway.store.base import AddEvents, Chunk
 
 TIME = "2026-11-30T16:00:00.000000Z"
@@ -86,7 +87,7 @@ def test_a_large_value_is_kept_beside_its_line(value: Any) -> None:
     assert "references" not in found.members
 
 
-@pytest.mark.parametrize(("length", "beside"), [(records.LARGE - 2, 0), (records.LARGE - 1, 1)])
+@pytest.mark.parametrize(("length", "beside"), [(LIMIT - 2, 0), (LIMIT - 1, 1)])
 def test_how_large_is_large(length: int, beside: int) -> None:
     """A text of so many characters and its two quotes."""
     (change,) = records.to_changes("log", [shown(1, {"text/plain": "x" * length})])
